@@ -1,0 +1,102 @@
+"""groups.v1: the controller's decisions, one partition a lane. The only driving input of a lane's assembler."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from odradek.streams.events.meta import RecordRef
+from odradek.streams.events.tasks import Budget
+
+MemberStatus = Literal["rewarded", "ungraded", "missing"]
+SealReason = Literal["complete", "deadline"]
+DiscardReason = Literal["infrastructure", "cancelled", "deadline", "undecodable", "refused", "policy_version"]
+
+
+class LaneConfigured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="lane.configured.v1"):
+    """How batches of this lane are made and trained, from this offset on."""
+
+    lane: str
+    policy: str
+    groups_per_batch: int
+    attempts: int
+    max_staleness: int
+    """Versions the oldest token may lie behind the version that trains it; tokens beyond are masked."""
+    advantage: Literal["dr_grpo", "grpo", "rloo"] = "dr_grpo"
+    spread_component: str = "solved"
+    """A group is kept only if this reward component differs inside it."""
+    spread_floor: float = 1e-9
+    """Deviations from the group's mean below this count as zero."""
+    token_budget: int = 6000
+    """Tokens in one packed micro-batch."""
+    objective: dict[str, float] = {}
+    """Numbers of the objective and optimiser, by configuration name."""
+    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    assembler_version: int = 1
+
+
+class GroupOpened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="group.opened.v1"):
+    group_id: str
+    lane: str
+    ordinal: int
+    """Opening order within the lane, from 0."""
+    task: RecordRef
+    task_id: str
+    task_digest: str
+    purpose: Literal["rl", "eval"]
+    policy: str
+    sessions: list[str]
+    """Deterministic ids of the members, one an attempt."""
+    version: int
+    """Current version when the group was opened."""
+    pinned_version: int | None = None
+    deadline_ms: int
+    """Event time at which the controller stops waiting for members."""
+    sessions_floor: list[int] = []
+    """End offsets of sessions.v1 by partition at opening: no member's record lies before them."""
+    tasks_low: list[int] = []
+    """By partition of tasks.v1: every record before this offset is already decided."""
+    budget: Budget = Budget()
+    labels: dict[str, str] = {}
+
+
+class MemberReplaced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="group.member_replaced.v1"):
+    """An attempt was lost to a fault of ours; a fresh one takes its place."""
+
+    group_id: str
+    lane: str
+    lost_session: str
+    new_session: str
+    cause: str
+
+
+class SealedMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    session_id: str
+    status: MemberStatus
+    partition: int = -1
+    first_offset: int = -1
+    last_offset: int = -1
+    reward: RecordRef | None = None
+
+
+class GroupSealed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="group.sealed.v1"):
+    """The cut: exactly these records are the group, whatever arrives later."""
+
+    group_id: str
+    lane: str
+    reason: SealReason
+    members: list[SealedMember]
+
+
+class GroupDiscarded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="group.discarded.v1"):
+    group_id: str
+    lane: str
+    reason: DiscardReason
+    detail: str = ""
+    task: RecordRef | None = None
+    member_tokens: list[int] = []
+    """Sampled tokens of the members that had finished: the length distribution of what was dropped."""
+
+
+GroupEvent = LaneConfigured | GroupOpened | MemberReplaced | GroupSealed | GroupDiscarded
