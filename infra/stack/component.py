@@ -1,0 +1,81 @@
+"""What every embedded component offers to the stack, and the one way to wait until it is ready.
+
+A component is started once, has a real health check (it asks the service, not the process table), and is ended by its
+mark. It keeps no state of its own: ports and processes are in the stack's state file.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from odradek.infra.deadline import Deadline
+from odradek.infra.errors import ComponentFailed, Unreachable
+from odradek.infra.stack.processes import POLL_S, log_tail
+
+Progress = Callable[[str, str], None]
+"""Called with (component, what happens now) whenever something takes a while."""
+
+
+class Component(Protocol):
+    """One service of the stack, bound to a data folder."""
+
+    @property
+    def name(self) -> str:
+        """The component's name in state, messages and configuration."""
+
+    @property
+    def port_names(self) -> tuple[str, ...]:
+        """The ports it listens on."""
+
+    @property
+    def start_deadline_s(self) -> float:
+        """Seconds from start to the first good health check."""
+
+    @property
+    def stop_grace_s(self) -> float:
+        """Seconds it may take to end by itself before it is killed."""
+
+    def prepare(self, ports: Mapping[str, int], progress: Progress) -> None:
+        """Everything that can fail before a process exists: programs, jars, disk layout."""
+
+    def start(self, ports: Mapping[str, int], mark: str, log: Path) -> subprocess.Popen[bytes]:
+        """Start it; returns the process that must stay alive (or, for a starter, end with 0)."""
+
+    def address(self, ports: Mapping[str, int]) -> str:
+        """What clients connect to."""
+
+    def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
+        """Ask the service itself; raises `Unreachable` with the reason."""
+
+    def finish(self, ports: Mapping[str, int]) -> None:
+        """What must exist once it answers (a bucket, say). Idempotent."""
+
+
+def wait_ready(
+    component: Component, ports: Mapping[str, int], process: subprocess.Popen[bytes], log: Path, progress: Progress
+) -> None:
+    """Until the health check passes; an early end or the deadline is an error that quotes the log."""
+    deadline = Deadline(component.start_deadline_s)
+    said = 0
+    reason = "nothing listens yet"
+    while True:
+        code = process.poll()
+        if code not in (None, 0):
+            raise ComponentFailed(f"{component.name} ended with exit code {code}: {log_tail(log)}; log: {log}")
+        try:
+            component.check(ports, timeout_s=min(5.0, max(0.5, deadline.remaining)))
+            return
+        except Unreachable as error:
+            reason = str(error)
+        if deadline.expired:
+            raise ComponentFailed(
+                f"{component.name} was not ready within {deadline.seconds:.0f} s ({reason}): {log_tail(log)}; log: {log}"
+            )
+        if int(deadline.elapsed) > said:
+            said = int(deadline.elapsed)
+            progress(component.name, f"starting, {said} s")
+        time.sleep(POLL_S * 2)

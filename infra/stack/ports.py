@@ -1,0 +1,49 @@
+"""Free loopback ports for the stack: the ones of the last run when they are still free, else new ones.
+
+Ports are chosen just before their owner starts; another program may still take one in between. Then the component
+ends with the reason in its log and `up` says so; a second `up` chooses anew.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+LOOPBACK = "127.0.0.1"
+"""The only address that the embedded stack listens on."""
+
+
+def is_free(port: int) -> bool:
+    """Whether a listener could take the port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def choose(names: Sequence[str], previous: Mapping[str, int]) -> dict[str, int]:
+    """One distinct free port for each name; a previous one is kept if nobody took it."""
+    chosen: dict[str, int] = {}
+    with ExitStack() as held:
+        for name in names:
+            before = previous.get(name)
+            if before is not None and before not in chosen.values() and is_free(before):
+                chosen[name] = before
+                continue
+            probe = held.enter_context(socket.socket())
+            probe.bind((LOOPBACK, 0))
+            chosen[name] = int(probe.getsockname()[1])
+    return chosen
+
+
+def answers(port: int, timeout_s: float = 1.0) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=timeout_s).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,276 @@
+"""Up, down and status of the stack of one data folder.
+
+Owns the order of things: configured (external) services are checked before anything embedded is started; embedded ones
+start side by side, each under its own deadline; if one fails, or the person interrupts, everything that this `up`
+started is ended again. Data stays in the folder between `down` and `up`.
+
+Who ends what: `down` (and the next `up`) ends every process that carries the data folder's mark, so nothing survives a
+launcher that was killed. Nothing else is ever signalled.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from odradek.infra.deadline import Deadline
+from odradek.infra.errors import ComponentFailed, DiskFull, InfraError, StackError, Unreachable
+from odradek.infra.stack import ports as port_choice
+from odradek.infra.stack import processes
+from odradek.infra.stack.component import Component, Progress, wait_ready
+from odradek.infra.stack.state import ComponentState, StackState, locked, read_state, write_state
+
+MIN_FREE_MB = 512
+"""Free space that `up` asks for on the data folder's disk. Less and the broker dies soon after its start."""
+
+EXTERNAL_DEADLINE_S = 10.0
+"""Seconds for a configured service to answer. Too low refuses a slow link, too high keeps a person waiting."""
+
+STATUS_DEADLINE_S = 5.0
+"""Seconds for one component's health check in `status`."""
+
+STOP_DEADLINE_S = 60.0
+"""Seconds after which `down` gives up on a process that even SIGKILL does not end (stuck in the kernel)."""
+
+Health = Literal["running", "stopped", "unhealthy"]
+
+
+class External(Protocol):
+    """A service that somebody else runs: only its address is ours."""
+
+    @property
+    def name(self) -> str:
+        """The component that it stands in for."""
+
+    @property
+    def address(self) -> str:
+        """Where it is configured to be."""
+
+    def check(self, timeout_s: float) -> None:
+        """Ask it; raises `Unreachable` or another `StackError` with the reason."""
+
+
+class ComponentStatus(msgspec.Struct, frozen=True):
+    """What `status` says of one component."""
+
+    name: str
+    health: Health
+    address: str
+    embedded: bool
+    pids: tuple[int, ...] = ()
+    log: str = ""
+    reason: str = ""
+
+
+class UpResult(msgspec.Struct, frozen=True):
+    """What `up` did: which components it started, and how all of them stand."""
+
+    started: tuple[str, ...]
+    components: tuple[ComponentStatus, ...]
+
+
+def quiet(_component: str, _message: str) -> None:
+    """A progress callback that says nothing."""
+
+
+class Stack:
+    """The services of one data folder."""
+
+    def __init__(self, data: Path, components: Sequence[Component], external: Sequence[External] = ()) -> None:
+        self.data = data
+        self.components = tuple(components)
+        self.external = tuple(external)
+
+    # -- up ---------------------------------------------------------------------------------------------------------
+
+    def up(self, progress: Progress = quiet) -> UpResult:
+        """Start what is not running; on any failure end again what this call started, and raise its first error."""
+        for service in self.external:
+            progress(service.name, f"checking {service.address}")
+            service.check(EXTERNAL_DEADLINE_S)
+        if not self.components:
+            return UpResult((), self.status())
+        self._check_disk()
+        with locked(self.data):
+            state = read_state(self.data)
+            write_state(self.data, state)
+            missing = [part for part in self.components if not self._healthy(state, part)]
+            for part in missing:
+                self._end(state, part.name, part.stop_grace_s)
+            if missing:
+                self._start_all(missing, state, progress)
+        return UpResult(tuple(part.name for part in missing), self.status())
+
+    def _check_disk(self) -> None:
+        try:
+            self.data.mkdir(parents=True, exist_ok=True)
+            free_mb = shutil.disk_usage(self.data).free // 2**20
+        except OSError as error:
+            raise StackError(f"data folder {self.data} can't be used: {error.strerror}") from error
+        if free_mb < MIN_FREE_MB:
+            raise DiskFull(
+                f"{self.data} has {free_mb} MB free, the stack needs {MIN_FREE_MB} MB: "
+                "free some space, or name another folder with --data"
+            )
+
+    def _start_all(self, parts: Sequence[Component], state: StackState, progress: Progress) -> None:
+        shared = _Shared(self.data, state)
+        pool = ThreadPoolExecutor(len(parts), thread_name_prefix="up")
+        futures = [pool.submit(self._start_one, part, shared, progress) for part in parts]
+        try:
+            _first_failure(futures)
+        except BaseException:
+            shared.abort.set()
+            for part in parts:
+                self._end(state, part.name, 0.0)
+            wait(futures)
+            for part in parts:
+                self._end(state, part.name, 0.0)
+            raise
+        finally:
+            pool.shutdown()
+
+    def _start_one(self, part: Component, shared: _Shared, progress: Progress) -> None:
+        started_at = time.time()
+        log = self.data / part.name / f"{part.name}.log"
+        previous = shared.state.components.get(part.name)
+        ports = shared.choose_ports(part.port_names, previous.ports if previous else {})
+        shared.record(part.name, ComponentState(part.address(ports), ports, log=str(log), started_at=started_at))
+        try:
+            part.prepare(ports, progress)
+        except OSError as error:
+            raise ComponentFailed(f"{part.name}: {self.data}: {error.strerror or error}") from error
+        if shared.abort.is_set():
+            return
+        mark = _mark(shared.state, part.name)
+        progress(part.name, "starting")
+        process = part.start(ports, mark, log)
+        wait_ready(part, ports, process, log, progress)
+        part.finish(ports)
+        names = tuple(processes.marked(mark))
+        shared.record(part.name, ComponentState(part.address(ports), ports, names, str(log), started_at))
+        progress(part.name, f"ready at {part.address(ports)} after {time.time() - started_at:.1f} s")
+
+    def _healthy(self, state: StackState, part: Component) -> bool:
+        known = state.components.get(part.name)
+        if known is None or not processes.marked(_mark(state, part.name)):
+            return False
+        try:
+            part.check(known.ports, STATUS_DEADLINE_S)
+        except InfraError:
+            return False
+        return True
+
+    # -- down -------------------------------------------------------------------------------------------------------
+
+    def down(self, progress: Progress = quiet) -> tuple[str, ...]:
+        """End every embedded process of this data folder; returns the components that had any. Data stays."""
+        if not self.data.is_dir():
+            return ()
+        with locked(self.data):
+            state = read_state(self.data)
+            ended = []
+            for part in reversed(self.components):
+                if processes.marked(_mark(state, part.name)):
+                    progress(part.name, "stopping")
+                    ended.append(part.name)
+                    self._end(state, part.name, part.stop_grace_s)
+            left = {name.pid for name in processes.marked(f"{state.stack_id}/")}
+            if left:  # a component that this build no longer knows
+                ended.append("other")
+                self._end(state, "", 1.0)
+            return tuple(ended)
+
+    def _end(self, state: StackState, component: str, grace_s: float) -> None:
+        mark = _mark(state, component)
+        known = state.components.get(component)
+
+        def find() -> list[processes.ProcessName]:
+            recorded = [name for name in (known.processes if known else ()) if processes.alive(name)]
+            return sorted({*processes.marked(mark), *recorded}, key=lambda name: name.pid)
+
+        left = processes.end_all(find, Deadline(STOP_DEADLINE_S), grace_s)
+        if left:
+            pids = ", ".join(str(name.pid) for name in left)
+            raise StackError(f"{component or 'stack'}: processes {pids} did not end within {STOP_DEADLINE_S:.0f} s")
+
+    # -- status -----------------------------------------------------------------------------------------------------
+
+    def status(self) -> tuple[ComponentStatus, ...]:
+        """How each service stands now, asked of the service itself. Starts and changes nothing."""
+        state = read_state(self.data)
+        embedded = [self._component_status(state, part) for part in self.components]
+        return (*embedded, *(_external_status(service) for service in self.external))
+
+    def _component_status(self, state: StackState, part: Component) -> ComponentStatus:
+        known = state.components.get(part.name)
+        pids = tuple(name.pid for name in processes.marked(_mark(state, part.name)))
+        if known is None or not pids:
+            return ComponentStatus(part.name, "stopped", known.address if known else "", embedded=True)
+        reason = ""
+        try:
+            part.check(known.ports, STATUS_DEADLINE_S)
+        except InfraError as error:
+            reason = str(error)
+        health: Health = "unhealthy" if reason else "running"
+        return ComponentStatus(part.name, health, known.address, True, pids, known.log, reason)
+
+    def address(self, component: str) -> str:
+        """Where a running component listens; `Unreachable` with the command to run if it is not up."""
+        for status in self.status():
+            if status.name == component and status.health == "running":
+                return status.address
+        raise Unreachable(f"{component} is not running for {self.data}: run odradek up (odradek status says why)")
+
+
+class _Shared:
+    """What the starting threads share: the state file and the ports already given away."""
+
+    def __init__(self, data: Path, state: StackState) -> None:
+        self.abort = threading.Event()
+        self.state = state
+        self._data = data
+        self._lock = threading.Lock()
+
+    def record(self, name: str, component: ComponentState) -> None:
+        with self._lock:
+            self.state = self.state.with_component(name, component)
+            write_state(self._data, self.state)
+
+    def choose_ports(self, names: Sequence[str], previous: Mapping[str, int]) -> dict[str, int]:
+        with self._lock:
+            return port_choice.choose(names, previous)
+
+
+def _mark(state: StackState, component: str) -> str:
+    return f"{state.stack_id}/{component}"
+
+
+def _first_failure(futures: Sequence[Future[None]]) -> None:
+    """Wait for all; raise the first error as soon as it happens."""
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, timeout=0.2, return_when="FIRST_EXCEPTION")
+        for future in done:
+            future.result()
+
+
+def _external_status(service: External) -> ComponentStatus:
+    reason = _reason(lambda: service.check(STATUS_DEADLINE_S))
+    health: Health = "unhealthy" if reason else "running"
+    return ComponentStatus(service.name, health, service.address, embedded=False, reason=reason)
+
+
+def _reason(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except InfraError as error:
+        return str(error)
+    return ""

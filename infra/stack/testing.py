@@ -1,0 +1,63 @@
+"""Real services for tests: one broker and one store for a whole pytest session, or ones that already run.
+
+`tests/conftest.py` registers the fixtures for the whole tree. A person (or CI) who already has a broker sets
+`ODRADEK_TEST_KAFKA=host:port`, and a store `ODRADEK_TEST_S3` (JSON: endpoint, access_key, secret_key, bucket, region);
+then nothing is started. Tests share the services, so each takes a prefix of its own: `topic_prefix`, `s3_prefix`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from odradek.infra.stack.component import Component
+from odradek.infra.stack.kafka import Kafka
+from odradek.infra.stack.stack import Stack
+
+KAFKA_VARIABLE = "ODRADEK_TEST_KAFKA"
+S3_VARIABLE = "ODRADEK_TEST_S3"
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A short temporary folder (socket paths are limited to 107 characters), removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="odr-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def running(data: Path, *components: Component) -> Iterator[Stack]:
+    """A stack that is up inside the block and leaves nothing behind it."""
+    stack = Stack(data, components)
+    try:
+        stack.up()
+        yield stack
+    finally:
+        stack.down()
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap() -> Iterator[str]:
+    """Bootstrap address of a real broker."""
+    given = os.environ.get(KAFKA_VARIABLE)
+    if given:
+        yield given
+        return
+    with scratch() as data, running(data, Kafka(data)) as stack:
+        yield stack.address("kafka")
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """A prefix that no other test uses, for topics, groups and transactional ids."""
+    return f"t{uuid.uuid4().hex[:10]}."
