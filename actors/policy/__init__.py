@@ -1,0 +1,1 @@
+"""Policy: model, tokenizer, chat template and tool-call format."""
