@@ -54,6 +54,9 @@ class Component(Protocol):
     def finish(self, ports: Mapping[str, int]) -> None:
         """What must exist once it answers (a bucket, say). Idempotent."""
 
+    def clean(self, ports: Mapping[str, int]) -> None:
+        """Remove what its processes leave outside the data folder, once none of them lives."""
+
 
 def wait_ready(
     component: Component, ports: Mapping[str, int], process: subprocess.Popen[bytes], log: Path, progress: Progress
@@ -73,7 +76,8 @@ def wait_ready(
             reason = str(error)
         if deadline.expired:
             raise ComponentFailed(
-                f"{component.name} was not ready within {deadline.seconds:.0f} s ({reason}): {log_tail(log)}; log: {log}"
+                f"{component.name} was not ready within {deadline.seconds:.0f} s ({reason}): {log_tail(log)}; "
+                f"log: {log}"
             )
         if int(deadline.elapsed) > said:
             said = int(deadline.elapsed)

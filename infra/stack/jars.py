@@ -163,11 +163,16 @@ def _fetch_jgo(jars: tuple[Jar, ...], target: Path) -> None:
         shutil.copyfile(path, target / jar.file_name)
 
 
+def _unhashed(coordinates: str) -> Jar:
+    group, artifact, version = coordinates.split(":")
+    return Jar(group, artifact, version, "")
+
+
 def relock(lock: Path = LOCK_FILE) -> int:
     """Resolve the roots again with Maven and rewrite the lock; returns the number of jars."""
     with tempfile.TemporaryDirectory() as made:
-        roots = [Jar(*root.split(":"), sha256="") for root in ROOT_ARTIFACTS]
-        alone = [Jar(*root.split(":"), sha256="") for root in ALONE_ARTIFACTS]
+        roots = [_unhashed(root) for root in ROOT_ARTIFACTS]
+        alone = [_unhashed(root) for root in ALONE_ARTIFACTS]
         plain = "".join(
             f"<dependency><groupId>{jar.group}</groupId><artifactId>{jar.artifact}</artifactId>"
             f"<version>{jar.version}</version></dependency>"

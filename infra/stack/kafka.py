@@ -151,6 +151,9 @@ class Kafka:
     def finish(self, ports: Mapping[str, int]) -> None:
         """Nothing: topics are made by the log's own admin step."""
 
+    def clean(self, ports: Mapping[str, int]) -> None:
+        """Nothing outside the data folder."""
+
 
 def check_kafka(bootstrap: str, timeout_s: float, **security: object) -> int:
     """Ask any broker of `bootstrap` for its metadata; returns the number of live brokers, or raises `Unreachable`."""

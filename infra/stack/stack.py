@@ -25,7 +25,7 @@ from odradek.infra.errors import ComponentFailed, DiskFull, InfraError, StackErr
 from odradek.infra.stack import ports as port_choice
 from odradek.infra.stack import processes
 from odradek.infra.stack.component import Component, Progress, wait_ready
-from odradek.infra.stack.state import ComponentState, StackState, locked, read_state, write_state
+from odradek.infra.stack.state import ComponentState, StackState, locked, read_state, stack_id, write_state
 
 MIN_FREE_MB = 512
 """Free space that `up` asks for on the data folder's disk. Less and the broker dies soon after its start."""
@@ -87,6 +87,7 @@ class Stack:
         self.data = data
         self.components = tuple(components)
         self.external = tuple(external)
+        self._id = stack_id(data)
 
     # -- up ---------------------------------------------------------------------------------------------------------
 
@@ -103,10 +104,13 @@ class Stack:
             write_state(self.data, state)
             missing = [part for part in self.components if not self._healthy(state, part)]
             for part in missing:
-                self._end(state, part.name, part.stop_grace_s)
+                self._end_part(state, part, part.stop_grace_s)
             if missing:
                 self._start_all(missing, state, progress)
         return UpResult(tuple(part.name for part in missing), self.status())
+
+    def _mark(self, component: str) -> str:
+        return f"{self._id}/{component}"
 
     def _check_disk(self) -> None:
         try:
@@ -132,7 +136,7 @@ class Stack:
                 self._end(state, part.name, 0.0)
             wait(futures)
             for part in parts:
-                self._end(state, part.name, 0.0)
+                self._end_part(shared.state, part, 0.0)
             raise
         finally:
             pool.shutdown()
@@ -149,7 +153,7 @@ class Stack:
             raise ComponentFailed(f"{part.name}: {self.data}: {error.strerror or error}") from error
         if shared.abort.is_set():
             return
-        mark = _mark(shared.state, part.name)
+        mark = self._mark(part.name)
         progress(part.name, "starting")
         process = part.start(ports, mark, log)
         wait_ready(part, ports, process, log, progress)
@@ -160,7 +164,7 @@ class Stack:
 
     def _healthy(self, state: StackState, part: Component) -> bool:
         known = state.components.get(part.name)
-        if known is None or not processes.marked(_mark(state, part.name)):
+        if known is None or not processes.marked(self._mark(part.name)):
             return False
         try:
             part.check(known.ports, STATUS_DEADLINE_S)
@@ -178,18 +182,24 @@ class Stack:
             state = read_state(self.data)
             ended = []
             for part in reversed(self.components):
-                if processes.marked(_mark(state, part.name)):
+                if processes.marked(self._mark(part.name)):
                     progress(part.name, "stopping")
                     ended.append(part.name)
-                    self._end(state, part.name, part.stop_grace_s)
-            left = {name.pid for name in processes.marked(f"{state.stack_id}/")}
+                self._end_part(state, part, part.stop_grace_s)
+            left = {name.pid for name in processes.marked(f"{self._id}/")}
             if left:  # a component that this build no longer knows
                 ended.append("other")
                 self._end(state, "", 1.0)
             return tuple(ended)
 
+    def _end_part(self, state: StackState, part: Component, grace_s: float) -> None:
+        self._end(state, part.name, grace_s)
+        known = state.components.get(part.name)
+        if known is not None:
+            part.clean(known.ports)
+
     def _end(self, state: StackState, component: str, grace_s: float) -> None:
-        mark = _mark(state, component)
+        mark = self._mark(component)
         known = state.components.get(component)
 
         def find() -> list[processes.ProcessName]:
@@ -211,7 +221,7 @@ class Stack:
 
     def _component_status(self, state: StackState, part: Component) -> ComponentStatus:
         known = state.components.get(part.name)
-        pids = tuple(name.pid for name in processes.marked(_mark(state, part.name)))
+        pids = tuple(name.pid for name in processes.marked(self._mark(part.name)))
         if known is None or not pids:
             return ComponentStatus(part.name, "stopped", known.address if known else "", embedded=True)
         reason = ""
@@ -247,10 +257,6 @@ class _Shared:
     def choose_ports(self, names: Sequence[str], previous: Mapping[str, int]) -> dict[str, int]:
         with self._lock:
             return port_choice.choose(names, previous)
-
-
-def _mark(state: StackState, component: str) -> str:
-    return f"{state.stack_id}/{component}"
 
 
 def _first_failure(futures: Sequence[Future[None]]) -> None:

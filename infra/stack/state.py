@@ -7,9 +7,9 @@ truth about any session: losing it loses no event, only the memory of ports (pro
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,15 +37,19 @@ class ComponentState(msgspec.Struct, frozen=True):
 
 
 class StackState(msgspec.Struct, frozen=True):
-    """What the file holds. `stack_id` stays the same for the life of the data folder."""
+    """What the file holds."""
 
     version: int = STATE_VERSION
-    stack_id: str = ""
     components: dict[str, ComponentState] = {}
 
     def with_component(self, name: str, component: ComponentState) -> StackState:
         """The state with one component set."""
         return msgspec.structs.replace(self, components={**self.components, name: component})
+
+
+def stack_id(data: Path) -> str:
+    """The name that marks a data folder's processes: made from its path, so that it can't be lost with a file."""
+    return hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:12]
 
 
 def state_path(data: Path) -> Path:
@@ -59,7 +63,7 @@ def read_state(data: Path) -> StackState:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        return StackState(stack_id=uuid.uuid4().hex[:12])
+        return StackState()
     try:
         state = msgspec.json.decode(text, type=StackState)
     except msgspec.MsgspecError as error:

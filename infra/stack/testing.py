@@ -7,6 +7,7 @@ then nothing is started. Tests share the services, so each takes a prefix of its
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -19,6 +20,8 @@ import pytest
 
 from odradek.infra.stack.component import Component
 from odradek.infra.stack.kafka import Kafka
+from odradek.infra.stack.s3 import S3Access, S3Keys
+from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import Stack
 
 KAFKA_VARIABLE = "ODRADEK_TEST_KAFKA"
@@ -55,6 +58,47 @@ def kafka_bootstrap() -> Iterator[str]:
         return
     with scratch() as data, running(data, Kafka(data)) as stack:
         yield stack.address("kafka")
+
+
+@pytest.fixture(scope="session")
+def s3_access() -> Iterator[S3Access]:
+    """Endpoint, bucket and keys of a real S3 store; `odradek.infra.stack.s3.s3_client(access)` makes a client."""
+    given = os.environ.get(S3_VARIABLE)
+    if given:
+        values = json.loads(given)
+        keys = S3Keys(values["access_key"], values["secret_key"])
+        yield S3Access(values["endpoint"], values["bucket"], values["region"], keys)
+        return
+    with scratch() as data:
+        store = Seaweed(data)
+        with running(data, store) as stack:
+            yield store.access(stack.address("s3"))
+
+
+@pytest.fixture(scope="session")
+def s3_config(s3_access: S3Access) -> dict[str, str]:
+    """The same as plain values: endpoint, access_key, secret_key, bucket, region."""
+    assert s3_access.endpoint is not None
+    assert s3_access.keys is not None
+    return {
+        "endpoint": s3_access.endpoint,
+        "access_key": s3_access.keys.access_key,
+        "secret_key": s3_access.keys.secret_key,
+        "bucket": s3_access.bucket,
+        "region": s3_access.region,
+    }
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(s3_config: dict[str, str]) -> str:
+    """Only the endpoint URL."""
+    return s3_config["endpoint"]
+
+
+@pytest.fixture
+def s3_prefix() -> str:
+    """A key prefix that no other test uses."""
+    return f"t{uuid.uuid4().hex[:10]}/"
 
 
 @pytest.fixture
