@@ -1,0 +1,129 @@
+"""The plan of a tiled attention on CPU: which block of queries meets which tile of keys, in which order.
+
+A *block* is up to 64 consecutive queries of one sequence; a *unit* is one block with one 64-key tile. Units are
+processed in chunks that fit in cache; a chunk holds all units of its blocks, so nothing is carried between chunks.
+Inside a chunk the units that need no mask come first, the others after; in both parts the tiles of a block ascend. As a
+block's masked tiles are its last ones, its partial results are always added in ascending order of tiles: the order, and
+thus the bits, are a function of the block alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from odradek.kernels.paths import require
+
+TILE = 64
+"""Keys in a tile and tokens in a page, which must be the same cut. It is in the bits, hence in `numerics_id`."""
+
+ROW_TILE = 4
+"""Query rows of a unit are padded to this: with fewer, BLAS sums in another order (seen: 1 and 2 rows differ)."""
+
+BLOCK_SIZES = (1, 16, TILE)
+"""Queries in a block: one for decode, 16 for a small chunk, 64 for prefill and training. No effect on the bits, only on
+the share of padding."""
+
+CHUNK_UNITS = 128
+"""Units in a chunk: 128 tiles of 16 KiB are 2 MiB of keys (D=32, two heads). Larger leaves the cache, smaller pays
+the fixed cost of some twenty torch calls more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Blocks [block0, block1) and their units, those that need a mask last."""
+
+    block0: int
+    block1: int
+    block_U: torch.Tensor
+    """Block of each unit, counted from `block0`."""
+    tile_U: torch.Tensor
+    """Row of the tile or page table that holds the unit's keys and values."""
+    first_masked: int
+    hidden_U_Q_K: torch.Tensor
+    """True where the query of a masked unit does not see the key: for units from `first_masked`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """All chunks, over blocks of `block_size` queries."""
+
+    block_size: int
+    blocks: int
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """A `BlockPlan` with, for each row of a block, the flat (request, query) row that it is a copy of."""
+
+    plan: BlockPlan
+    source_rows: torch.Tensor
+    """int64 [blocks * block_size]; the rows of a ragged end repeat a real query."""
+    real_rows: torch.Tensor
+    """Places in `source_rows` that are real queries."""
+    complete: bool
+    """Every query of the batch is real and stands in its own place: nothing to scatter."""
+
+
+def block_size_for(queries: int) -> int:
+    """The smallest block that holds `queries`, at most 64."""
+    return next((size for size in BLOCK_SIZES if queries <= size), TILE)
+
+
+def plan_units(first_Bk: torch.Tensor, tiles_Bk: torch.Tensor, positions_Bk_Q: torch.Tensor) -> tuple[Chunk, ...]:
+    """Chunks for blocks whose tiles are `first_Bk[b] … first_Bk[b] + tiles_Bk[b] - 1` of a flat table of tiles.
+
+    `positions_Bk_Q` is each query's position in its sequence. Every block has at least one tile.
+    """
+    counts = tiles_Bk.tolist()
+    chunks: list[Chunk] = []
+    lowest_Bk = positions_Bk_Q.amin(1)
+    key_K = torch.arange(TILE)
+    block0 = 0
+    while block0 < len(counts):
+        block1, units = block0, 0
+        while block1 < len(counts) and (block1 == block0 or units + counts[block1] <= CHUNK_UNITS):
+            units += counts[block1]
+            block1 += 1
+        here = slice(block0, block1)
+        block_U = torch.repeat_interleave(torch.arange(block1 - block0), tiles_Bk[here], output_size=units)
+        ends = tiles_Bk[here].cumsum(0)
+        within_U = torch.arange(units) - (ends - tiles_Bk[here])[block_U]
+        masked_U = (within_U + 1) * TILE - 1 > lowest_Bk[here][block_U]
+        order_U = torch.argsort(masked_U, stable=True)
+        block_U, within_U = block_U[order_U], within_U[order_U]
+        first_masked = units - int(masked_U.sum())
+        key_U_K = within_U[first_masked:, None] * TILE + key_K
+        hidden = key_U_K[:, None, :] > positions_Bk_Q[here][block_U[first_masked:], :, None]
+        chunks.append(Chunk(block0, block1, block_U, first_Bk[here][block_U] + within_U, first_masked, hidden))
+        block0 = block1
+    return tuple(chunks)
+
+
+def plan_paged(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_len_B: torch.Tensor) -> PagedPlan:
+    """The plan of one engine step on CPU, shared by all its layers."""
+    requests, queries = q_positions_B_Q.shape
+    pages = block_table_B_M.shape[1]
+    size = block_size_for(queries)
+    in_request = -(-queries // size)
+    positions_B_Q = q_positions_B_Q.long()
+    query_B_S = torch.arange(in_request * size).expand(requests, -1)
+    real_B_S = query_B_S < q_len_B.long()[:, None]
+    # Rows past the end repeat the request's last query: their scores stay finite and they are never read.
+    query_B_S = torch.minimum(query_B_S, (q_len_B.long()[:, None] - 1).clamp(min=0))
+    rows = (torch.arange(requests)[:, None] * queries + query_B_S).reshape(-1, size)
+    kept = real_B_S.reshape(-1, size)[:, 0]
+    rows, real = rows[kept], real_B_S.reshape(-1, size)[kept]
+    positions_Bk_S = positions_B_Q.reshape(-1)[rows]
+    tiles_Bk = positions_Bk_S.amax(1) // TILE + 1 if len(rows) else torch.zeros(0, dtype=torch.int64)
+    most = int(tiles_Bk.max()) if len(rows) else 0
+    require("attention.attend_paged", most <= pages, "a block_table that covers every query", pages=pages, need=most)
+    first_Bk = rows[:, 0] // max(queries, 1) * pages
+    table = block_table_B_M.reshape(-1).long()
+    chunks = tuple(
+        Chunk(c.block0, c.block1, c.block_U, table[c.tile_U], c.first_masked, c.hidden_U_Q_K)
+        for c in plan_units(first_Bk, tiles_Bk, positions_Bk_S)
+    )
+    real_rows = real.reshape(-1).nonzero()[:, 0]
+    complete = size == queries == 1 and len(rows) == requests
+    return PagedPlan(BlockPlan(size, len(rows), chunks), rows.reshape(-1), real_rows, complete)

@@ -1,0 +1,1 @@
+"""Log-probability and entropy of tokens from hidden states."""

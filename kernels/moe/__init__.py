@@ -1,0 +1,1 @@
+"""The expert layer: routing, permutation, grouped matmul."""

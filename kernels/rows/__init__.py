@@ -1,0 +1,1 @@
+"""Linear layers whose row bits do not depend on the batch."""
