@@ -1,0 +1,61 @@
+"""Where the log is: plain frozen settings that the caller fills; this room reads no file and no environment."""
+
+import ssl
+
+import msgspec
+
+REQUEST_TIMEOUT_S = 30.0
+"""Seconds that one request or acknowledged append may take. Too low: a broker's garbage collection or leader change
+looks like an outage. Too high: a dead broker is noticed late."""
+
+CONNECT_TIMEOUT_S = 10.0
+"""Seconds to reach a broker at start. Too low: a broker still starting is refused. Too high: a wrong address hangs."""
+
+
+class KafkaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Address, deployment prefix and security of one Kafka cluster."""
+
+    bootstrap: str
+    """host:port, comma separated."""
+    prefix: str = ""
+    """Deployment prefix: topics, groups and transactional ids become PREFIX.NAME; empty for none."""
+    security_protocol: str = "PLAINTEXT"
+    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
+    ca_file: str = ""
+    """Certificate authority file for SSL; empty for the system's."""
+    sasl_mechanism: str = ""
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; empty without SASL."""
+    sasl_username: str = ""
+    sasl_password: str = ""
+    replication: int = 1
+    """Copies of each partition (production: 3)."""
+    min_insync: int = 1
+    """Copies that must have an append before it is acknowledged (production: 2)."""
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+
+    def name(self, bare: str) -> str:
+        """A topic, group or transactional id as this deployment calls it."""
+        return f"{self.prefix}.{bare}" if self.prefix else bare
+
+    def bare(self, name: str) -> str:
+        """The name without the deployment prefix."""
+        return name.removeprefix(f"{self.prefix}.") if self.prefix else name
+
+    def client_options(self) -> dict[str, object]:
+        """Keyword arguments that every aiokafka client of this configuration takes."""
+        options: dict[str, object] = {
+            "bootstrap_servers": self.bootstrap.split(","),
+            "request_timeout_ms": int(self.request_timeout_s * 1000),
+            "security_protocol": self.security_protocol,
+        }
+        if self.security_protocol.endswith("SSL"):
+            options["ssl_context"] = ssl.create_default_context(cafile=self.ca_file or None)
+        if self.security_protocol.startswith("SASL"):
+            options["sasl_mechanism"] = self.sasl_mechanism
+            options["sasl_plain_username"] = self.sasl_username
+            options["sasl_plain_password"] = self.sasl_password
+        return options
+
+    def __repr__(self) -> str:  # the password must never reach a log line
+        return f"KafkaConfig({self.bootstrap!r}, prefix={self.prefix!r}, {self.security_protocol})"

@@ -1,0 +1,168 @@
+"""An event as it travels: CloudEvents 1.0 binary mode in the headers, meta and body in the value.
+
+Headers are bytes of unknown origin: a null value counts as absent, a value that is not UTF-8 is an error only where
+this room needs the text, and everything it does not need is kept raw in `Event.extra`. Ids are deterministic, so that
+writing a step twice writes the same id; they do not remove the duplicate, the fold does (first record of an id wins).
+"""
+
+import re
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from odradek.streams import codec
+from odradek.streams.errors import DecodeError, UnknownEventType
+from odradek.streams.events.meta import Meta, RecordRef
+from odradek.streams.topics import declared, tenant_of
+
+B = TypeVar("B")
+Headers = tuple[tuple[str, bytes | None], ...]
+
+SPEC_VERSION = "1.0"
+NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "odradek:event")
+SCHEMA_PREFIX = "odradek:schemas/"
+TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
+OWN_HEADERS = frozenset(
+    {"ce_id", "ce_type", "ce_source", "ce_specversion", "ce_dataschema", "content-type", "traceparent"}
+)
+
+
+def event_id(*parts: str | int) -> str:
+    """The id of what a cause leads to at a step: UUIDv5, the same wherever and however often it is computed."""
+    return str(uuid.uuid5(NAMESPACE, "\x1f".join(str(part) for part in parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Generic[B]):
+    """One event. Make one with `Event.of`; read one with `Record.event`."""
+
+    id: str
+    type: str
+    source: str
+    meta: Meta
+    body: B
+    traceparent: str | None = None
+    extra: Headers = field(default=())
+    """Headers that this room does not know, raw and in order."""
+
+    @classmethod
+    def of(
+        cls, body: B, *, id: str, source: str, meta: Meta | None = None, traceparent: str | None = None
+    ) -> "Event[B]":
+        """An event about to be written; `id` comes from `event_id(cause, step)`."""
+        return cls(
+            id=id,
+            type=codec.type_of(body),
+            source=source,
+            meta=meta if meta is not None else Meta(),
+            body=body,
+            traceparent=traceparent,
+        )
+
+
+def encode(event: Event[Any], content_type: str = codec.MSGPACK) -> tuple[bytes, Headers]:
+    """Value and headers of an event."""
+    headers: list[tuple[str, bytes | None]] = [
+        ("ce_specversion", SPEC_VERSION.encode()),
+        ("ce_id", event.id.encode()),
+        ("ce_type", event.type.encode()),
+        ("ce_source", event.source.encode()),
+        ("ce_dataschema", f"{SCHEMA_PREFIX}{event.type}".encode()),
+        ("content-type", content_type.encode()),
+    ]
+    if event.traceparent is not None:
+        headers.append(("traceparent", event.traceparent.encode()))
+    return codec.encode(event.body, event.meta, content_type), (*headers, *event.extra)
+
+
+def decode(value: bytes | None, headers: Headers, ref: RecordRef) -> Event[Any]:
+    """The event of a record; raises `DecodeError` (poison) or `UnknownEventType` (upgrade), with the coordinates."""
+    try:
+        return _decode(value, headers, ref)
+    except UnknownEventType as error:
+        raise UnknownEventType.at(str(error), ref.topic, ref.partition, ref.offset, **error.coordinates) from None
+    except DecodeError as error:
+        raise DecodeError.at(str(error), ref.topic, ref.partition, ref.offset, **error.coordinates) from None
+
+
+def _decode(value: bytes | None, headers: Headers, ref: RecordRef) -> Event[Any]:
+    first: dict[str, bytes] = {}
+    for name, raw in headers:
+        if raw is not None and name.lower() in OWN_HEADERS:
+            first.setdefault(name.lower(), raw)
+    topic = declared(ref.topic)
+    event_type = _text(first, "ce_type")
+    if event_type is None:
+        raise DecodeError("the record has no ce_type header")
+    content_type = _content_type(first, value, open_topic=topic.open)
+    meta, body = codec.decode(value, event_type, content_type)
+    if topic.open:
+        meta = msgspec.structs.replace(meta, tenant=tenant_of(ref.topic) or "default")
+    traceparent = _lenient(first.get("traceparent"))
+    return Event(
+        id=_text(first, "ce_id") or event_id("unnamed", ref.topic, ref.partition, ref.offset),
+        type=codec.type_of(body),
+        source=_text(first, "ce_source") or "unknown",
+        meta=meta,
+        body=body,
+        traceparent=traceparent if traceparent and TRACEPARENT.match(traceparent) else None,
+        extra=tuple((name, raw) for name, raw in headers if name.lower() not in OWN_HEADERS),
+    )
+
+
+def _content_type(first: dict[str, bytes], value: bytes | None, *, open_topic: bool) -> str:
+    """msgpack, or JSON where foreign clients write; there a missing header is settled by the first byte."""
+    named = _text(first, "content-type")
+    if named is None:
+        return codec.JSON if open_topic and value is not None and value[:1] == b"{" else codec.MSGPACK
+    bare = named.split(";")[0].strip().lower()
+    if bare == codec.MSGPACK or (bare == codec.JSON and open_topic):
+        return bare
+    raise DecodeError(f"content-type {bare[:80]!r} is not accepted here: expected {codec.MSGPACK}")
+
+
+def _text(first: dict[str, bytes], name: str) -> str | None:
+    raw = first.get(name)
+    if raw is None:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise DecodeError(f"header {name} is not UTF-8 ({len(raw)} bytes)") from None
+
+
+def _lenient(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("ascii", "replace")
+
+
+def with_trace(event: Event[B], traceparent: str | None) -> Event[B]:
+    """The same event under a trace."""
+    return replace(event, traceparent=traceparent)
+
+
+@dataclass(slots=True)
+class Record:
+    """One stored record: its coordinates, its raw bytes and, once asked for, its event."""
+
+    ref: RecordRef
+    """Topic without deployment prefix."""
+    key_bytes: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+    """The broker's record time, which `offsets_for_time` searches; event time is in the meta."""
+    _event: Event[Any] | None = None
+
+    @property
+    def key(self) -> str | None:
+        """The key as text; bytes that are not UTF-8 are shown escaped and equal no key of ours."""
+        return None if self.key_bytes is None else self.key_bytes.decode("utf-8", "backslashreplace")
+
+    @property
+    def event(self) -> Event[Any]:
+        """The decoded event (cached); raises `DecodeError` or `UnknownEventType`."""
+        if self._event is None:
+            self._event = decode(self.value, self.headers, self.ref)
+        return self._event

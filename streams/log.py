@@ -1,0 +1,474 @@
+"""EventLog: append to and read from the log. What every actor holds.
+
+Promises: an append that returned is durable (all in-sync replicas, idempotent producer); appends awaited one after
+another, and the items of one `append_many`, keep their order; reads see committed records only and never skip one silently (a gap is `OffsetGap`, unless
+the caller asks for gaps to be recorded); every wait has a deadline and its error names broker and topic. Topics are
+named without the deployment prefix everywhere in this interface.
+
+Not here: transactions (`transactions.py`), group consumers (`consumers.py`), object storage (`blobs.py`).
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Self
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import errors as kafka
+
+from odradek.streams import clients, topics
+from odradek.streams.config import KafkaConfig
+from odradek.streams.envelope import Event, Record, encode
+from odradek.streams.errors import AppendUncertain, DeadlineExceeded, OffsetGap, StreamError
+from odradek.streams.events.meta import RecordRef
+from odradek.streams.rawrecords import read_raw
+
+logger = logging.getLogger(__name__)
+
+STALL_S = 30.0
+"""Seconds a reader may go without any progress before its end. Too low: a leader change breaks a fold. Too high: a
+dead broker is noticed late."""
+
+READERS = 8
+"""Range reads that run at one time in a process, each on a connection of its own. Too low: a batch is materialised one
+session after another. Too high: connections and fetch buffers."""
+
+POLL_MS = 200
+"""Milliseconds one poll waits for records. Only how soon a stop is noticed depends on it."""
+
+KEYS_REMEMBERED = 200_000
+"""Keys whose first offset a process remembers, so that folding a session does not read the partition from its start.
+Too low: long scans. Too high: memory (about 150 bytes each)."""
+
+
+class GapPolicy(StrEnum):
+    """What a reader does when offsets it wants are gone."""
+
+    ERROR = "error"
+    """Raise `OffsetGap`: the default, right for anything that folds or trains."""
+    RECORD = "record"
+    """Go on at the first offset that exists; the gap is logged and kept in `EventLog.gaps`."""
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Offsets [expected, found) of a partition that a reader wanted and the broker no longer has."""
+
+    topic: str
+    partition: int
+    expected: int
+    found: int
+
+
+class EventLog:
+    """One process's access to the log. Use as an async context manager, or `start`/`stop`."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.config = config
+        self.gaps: list[Gap] = []
+        self._producers: dict[str | None, AIOKafkaProducer] = {}
+        self._producer_lock = asyncio.Lock()
+        self._idle: list[AIOKafkaConsumer] = []
+        self._slots = asyncio.Semaphore(READERS)
+        self._offsets: dict[bool, AIOKafkaConsumer] = {}
+        self._offsets_lock = asyncio.Lock()
+        self._first: OrderedDict[tuple[str, int, str], int] = OrderedDict()
+        self._scanned: dict[tuple[str, int], int] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Reaches the broker once, so that a wrong address is one clear error now and not a stall later."""
+        await self._offset_client(committed=True)
+
+    async def stop(self) -> None:
+        """Sends what is pending and closes every connection."""
+        open_clients: list[Any] = [*self._producers.values(), *self._idle, *self._offsets.values()]
+        self._producers.clear()
+        self._idle.clear()
+        self._offsets.clear()
+        await asyncio.gather(*(clients.stop(client) for client in open_clients))
+
+    # -- append ------------------------------------------------------------------------------------------------
+
+    async def append(
+        self, topic: str, key: str, event: Event[Any], *, partition: int | None = None, deadline_s: float | None = None
+    ) -> RecordRef:
+        """Writes one event and returns its coordinates once all in-sync replicas have it."""
+        value, headers = encode(event)
+        return await self.append_raw(topic, key.encode(), value, headers, partition=partition, deadline_s=deadline_s)
+
+    async def append_many(self, topic: str, items: Iterable[tuple[str, Event[Any]]]) -> list[RecordRef]:
+        """Writes events in the given order, pipelined; all are durable on return. On an error some may be on the log."""
+        row = topics.declared(topic)
+        producer = await self._producer(row.compression)
+        limit = self.config.request_timeout_s
+        key = ""
+        try:
+            async with asyncio.timeout(limit):
+                pending = []
+                for key, event in items:
+                    value, headers = encode(event)
+                    number = None if row.open else row.partition_of(key)
+                    pending.append(await self._send(producer, topic, key.encode(), value, headers, number))
+                done = [await one for one in pending]
+        except (kafka.KafkaError, TimeoutError, OSError) as error:
+            await self._retire(row.compression, producer)
+            raise self._append_error(error, topic, key.encode(), limit) from error
+        return [RecordRef(topic=topic, partition=one.partition, offset=one.offset) for one in done]
+
+    async def append_raw(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]],
+        *,
+        partition: int | None = None,
+        deadline_s: float | None = None,
+    ) -> RecordRef:
+        """Writes bytes as they are; for dead letters and tests. Everything else appends events."""
+        row = topics.declared(topic)
+        if partition is None and not row.open and key is not None:
+            partition = row.partition_of(key.decode("utf-8", "backslashreplace"))
+        producer = await self._producer(row.compression)
+        limit = deadline_s if deadline_s is not None else self.config.request_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                done = await (await self._send(producer, topic, key, value, headers, partition))
+        except (kafka.KafkaError, TimeoutError, OSError) as error:
+            await self._retire(row.compression, producer)
+            raise self._append_error(error, topic, key, limit) from error
+        return RecordRef(topic=topic, partition=done.partition, offset=done.offset)
+
+    async def _send(
+        self,
+        producer: AIOKafkaProducer,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]],
+        partition: int | None,
+    ) -> "asyncio.Future[Any]":
+        """Hands a record to the producer; the future is its acknowledgement."""
+        sent: asyncio.Future[Any] = await producer.send(
+            self.config.name(topic), value=value, key=key, partition=partition, headers=list(headers)
+        )
+        return sent
+
+    def _append_error(self, error: BaseException, topic: str, key: bytes | None, limit: float) -> StreamError:
+        """A refusal says why; silence means that nobody knows whether the event is on the log."""
+        known = clients.translated(self.config, error, "appending", topic)
+        if isinstance(known, DeadlineExceeded) or isinstance(error, kafka.KafkaTimeoutError):
+            return AppendUncertain(
+                f"append to {topic} (key {key!r}) was not acknowledged by {self.config.bootstrap} within {limit:g} s: "
+                f"append the same event again",
+                topic=topic,
+                bootstrap=self.config.bootstrap,
+            )
+        return known
+
+    async def _producer(self, compression: str | None) -> AIOKafkaProducer:
+        async with self._producer_lock:
+            if compression not in self._producers:
+                fresh = clients.producer(self.config, compression=compression)
+                await clients.start(self.config, fresh)
+                self._producers[compression] = fresh
+            return self._producers[compression]
+
+    async def _retire(self, compression: str | None, producer: AIOKafkaProducer) -> None:
+        """After a failed append the producer's sequence numbers may have a hole: the next append takes a fresh one."""
+        if self._producers.get(compression) is producer:
+            del self._producers[compression]
+            task = asyncio.create_task(clients.stop(producer))
+            _background.add(task)
+            task.add_done_callback(_background.discard)
+
+    # -- offsets -----------------------------------------------------------------------------------------------
+
+    async def stable_end(self, topic: str, partition: int) -> int:
+        """The last stable offset: the first offset that a committed reader cannot see yet."""
+        return (await self.stable_ends(topic, [partition]))[partition]
+
+    async def stable_ends(self, topic: str, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """Last stable offset of several (default: all) partitions."""
+        return await self._list_offsets("end_offsets", topic, partitions, committed=True)
+
+    async def high_water(self, topic: str, partition: int) -> int:
+        """The raw end of a partition, open transactions included."""
+        return (await self._list_offsets("end_offsets", topic, [partition], committed=False))[partition]
+
+    async def beginning(self, topic: str, partition: int) -> int:
+        """The first offset that still exists."""
+        return (await self._list_offsets("beginning_offsets", topic, [partition], committed=True))[partition]
+
+    async def partitions(self, topic: str) -> list[int]:
+        """The partitions of a topic, from the table (open tenants' topics included)."""
+        return list(range(topics.declared(topic).partitions))
+
+    async def offsets_for_time(self, topic: str, when: datetime) -> dict[int, int]:
+        """By partition, the first offset whose record time is at or after `when` (the stable end if none is)."""
+        client = await self._offset_client(committed=True)
+        stamp = int(when.timestamp() * 1000)
+        wanted = {clients.partition(self.config, topic, number): stamp for number in await self.partitions(topic)}
+        async with clients.guarded(self.config, "looking up offsets by time", topic, self.config.request_timeout_s):
+            found = await client.offsets_for_times(wanted)
+        ends = await self.stable_ends(topic)
+        return {tp.partition: at.offset if at is not None else ends[tp.partition] for tp, at in found.items()}
+
+    async def _list_offsets(
+        self, method: str, topic: str, partitions: Iterable[int] | None, *, committed: bool
+    ) -> dict[int, int]:
+        numbers = list(partitions) if partitions is not None else await self.partitions(topic)
+        client = await self._offset_client(committed=committed)
+        wanted = [clients.partition(self.config, topic, number) for number in numbers]
+        async with clients.guarded(self.config, "looking up offsets", topic, self.config.request_timeout_s):
+            found: dict[TopicPartition, int] = await getattr(client, method)(wanted)
+        return {tp.partition: offset for tp, offset in found.items()}
+
+    async def _offset_client(self, *, committed: bool) -> AIOKafkaConsumer:
+        async with self._offsets_lock:
+            if committed not in self._offsets:
+                fresh = clients.consumer(self.config, committed=committed)
+                await clients.start(self.config, fresh)
+                self._offsets[committed] = fresh
+            return self._offsets[committed]
+
+    # -- read --------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int | None = None,
+        *,
+        gap: GapPolicy = GapPolicy.ERROR,
+        stall_s: float = STALL_S,
+    ) -> AsyncIterator[Record]:
+        """Records of [start, end) in order; `end` is the stable end as of now unless given. Decoding is the caller's,
+        record by record, so that one bad record does not hide the others."""
+        stop = end if end is not None else await self.stable_end(topic, partition)
+        if start >= stop:
+            if end is None and start > stop:
+                raise self._gap_error(topic, partition, start, stop)
+            return
+        async with self._reader() as consumer:
+            async for record in self._range(consumer, topic, partition, start, stop, gap, stall_s):
+                yield record
+
+    async def _range(
+        self,
+        consumer: AIOKafkaConsumer,
+        topic: str,
+        partition: int,
+        start: int,
+        stop: int,
+        gap: GapPolicy,
+        stall_s: float,
+    ) -> AsyncIterator[Record]:
+        tp = clients.partition(self.config, topic, partition)
+        consumer.assign([tp])
+        consumer.seek(tp, start)
+        position = start
+        clock = asyncio.get_running_loop()
+        last_progress = clock.time()
+        while position < stop:
+            batch = await self._poll(consumer, tp, position, gap)
+            for record in batch:
+                if record.ref.offset >= stop:
+                    return
+                yield record
+            moved = await consumer.position(tp)
+            if moved > position:
+                position, last_progress = moved, clock.time()
+            elif clock.time() - last_progress > stall_s:
+                raise DeadlineExceeded(
+                    f"reading {topic}/{partition} from {self.config.bootstrap}: no record at offset {position} within "
+                    f"{stall_s:g} s, though {stop} was promised",
+                    topic=topic,
+                    partition=partition,
+                    offset=position,
+                )
+
+    async def _poll(
+        self, consumer: AIOKafkaConsumer, tp: TopicPartition, position: int, gap: GapPolicy = GapPolicy.ERROR
+    ) -> list[Record]:
+        """One poll of one partition, with the two surprises a partition can hold: a gap, and unreadable headers."""
+        topic = self.config.bare(tp.topic)
+        try:
+            found = await consumer.getmany(tp, timeout_ms=POLL_MS)
+        except kafka.OffsetOutOfRangeError:
+            first = await self.beginning(topic, tp.partition)
+            if gap is GapPolicy.ERROR or first <= position:
+                raise self._gap_error(topic, tp.partition, position, first) from None
+            self._note_gap(Gap(topic, tp.partition, position, first))
+            consumer.seek(tp, first)
+            return []
+        except (UnicodeDecodeError, kafka.CorruptRecordException):
+            raw, following = await read_raw(consumer, tp, position)
+            consumer.seek(tp, following)
+            return [record_of(self.config, one) for one in raw]
+        except (kafka.KafkaError, OSError) as error:
+            raise clients.translated(self.config, error, "reading", topic) from error
+        return [record_of(self.config, one) for one in found.get(tp, [])]
+
+    def _gap_error(self, topic: str, partition: int, expected: int, found: int) -> OffsetGap:
+        if found > expected:
+            what = f"offsets {expected}..{found - 1} are gone (retention or deletion); the first readable is {found}"
+        else:
+            what = f"offset {expected} is past the log's end, {found}: has the broker been restored to an older state?"
+        return OffsetGap(
+            f"{topic}/{partition}: {what}. Restore the log, or read with GapPolicy.RECORD to go on without them",
+            topic=topic,
+            partition=partition,
+            expected=expected,
+            found=found,
+        )
+
+    def _note_gap(self, gap: Gap) -> None:
+        logger.warning(
+            "%s/%d: offsets %d..%d are gone, going on", gap.topic, gap.partition, gap.expected, gap.found - 1
+        )
+        self.gaps.append(gap)
+
+    @asynccontextmanager
+    async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
+        """A connection for one range read, from the pool; a reader that saw an error is not used again."""
+        async with self._slots:
+            consumer = self._idle.pop() if self._idle else None
+            if consumer is None:
+                consumer = clients.consumer(self.config)
+                await clients.start(self.config, consumer)
+            healthy = False
+            try:
+                yield consumer
+                healthy = True
+            except GeneratorExit:  # the caller broke out of its loop: the connection is fine
+                healthy = True
+                raise
+            finally:
+                consumer.unsubscribe()
+                if healthy:
+                    self._idle.append(consumer)
+                else:
+                    await clients.stop(consumer)
+
+    async def read_ref(self, ref: RecordRef) -> Record:
+        """The one record at these coordinates."""
+        async for record in self.read(ref.topic, ref.partition, ref.offset, ref.offset + 1):
+            return record
+        raise OffsetGap.at("no committed record", ref.topic, ref.partition, ref.offset)
+
+    async def read_key(
+        self, topic: str, key: str, *, start: int | None = None, end: int | None = None
+    ) -> AsyncIterator[Record]:
+        """Records of one key up to the stable end, in order: how a session is folded.
+
+        Give `start` (the offset of the key's first record, or any offset before it) where it is known. Without it the
+        partition is scanned once per process and the first offsets of its keys are remembered.
+        """
+        partition = topics.declared(topic).partition_of(key)
+        stop = end if end is not None else await self.stable_end(topic, partition)
+        if start is None:
+            start = await self._first_offset(topic, partition, key, stop)
+        wanted = key.encode()
+        async for record in self.read(topic, partition, start, stop):
+            if record.key_bytes == wanted:
+                yield record
+
+    async def _first_offset(self, topic: str, partition: int, key: str, stop: int) -> int:
+        """Where a key begins, from memory, after scanning whatever this process has not scanned yet."""
+        place = (topic, partition)
+        scanned = self._scanned.get(place)
+        if (known := self._first.get((*place, key))) is not None:
+            return known
+        position = scanned if scanned is not None else await self.beginning(topic, partition)
+        async for record in self.read(topic, partition, position, stop):
+            self._first.setdefault((*place, record.key or ""), record.ref.offset)
+        if len(self._first) > KEYS_REMEMBERED:
+            while len(self._first) > KEYS_REMEMBERED // 2:
+                self._first.popitem(last=False)
+            self._scanned.pop(place, None)
+        else:
+            self._scanned[place] = max(stop, position)
+        return self._first.get((*place, key), stop)
+
+    async def tail(
+        self, topic: str, start: Mapping[int, int], *, gap: GapPolicy = GapPolicy.ERROR, stall_s: float = STALL_S
+    ) -> AsyncIterator[Record]:
+        """Records of the given partitions from the given offsets on, for ever, in order within each partition.
+
+        It waits as long as nothing is written, but not for a broker that has stopped answering: that is
+        `BrokerUnreachable` after `stall_s`. Leave the loop (or cancel the task) to end it.
+        """
+        async for batch in self.tail_batches(topic, start, gap=gap, stall_s=stall_s):
+            for record in batch:
+                yield record
+
+    async def tail_batches(
+        self, topic: str, start: Mapping[int, int], *, gap: GapPolicy = GapPolicy.ERROR, stall_s: float = STALL_S
+    ) -> AsyncIterator[list[Record]]:
+        """Like `tail`, poll by poll: a quiet poll yields an empty list, so that the caller can look at its clock."""
+        consumer = clients.consumer(self.config)
+        await clients.start(self.config, consumer)
+        tps = [clients.partition(self.config, topic, number) for number in sorted(start)]
+        clock = asyncio.get_running_loop()
+        alive = clock.time()
+        try:
+            consumer.assign(tps)
+            for tp in tps:
+                consumer.seek(tp, start[tp.partition])
+            answers = _answers(consumer, tps)
+            while True:
+                batch = await self._poll_any(consumer, tps, gap)
+                yield batch
+                latest = _answers(consumer, tps)
+                if batch or latest != answers:
+                    answers, alive = latest, clock.time()
+                elif clock.time() - alive > stall_s:
+                    raise clients.unreachable(self.config, TimeoutError())
+        finally:
+            await clients.stop(consumer)
+
+    async def _poll_any(self, consumer: AIOKafkaConsumer, tps: list[TopicPartition], gap: GapPolicy) -> list[Record]:
+        try:
+            found = await consumer.getmany(*tps, timeout_ms=POLL_MS)
+        except (kafka.OffsetOutOfRangeError, kafka.CorruptRecordException, UnicodeDecodeError):
+            # The library does not always say which partition: ask each, at its own position.
+            records: list[Record] = []
+            for tp in tps:
+                records += await self._poll(consumer, tp, await consumer.position(tp), gap)
+            return records
+        except (kafka.KafkaError, OSError) as error:
+            raise clients.translated(self.config, error, "tailing", self.config.bare(tps[0].topic)) from error
+        return [record_of(self.config, one) for batch in found.values() for one in batch]
+
+
+_background: set[asyncio.Task[None]] = set()
+"""Closing tasks of retired producers; held here because the loop keeps weak references only."""
+
+
+def _answers(consumer: AIOKafkaConsumer, tps: list[TopicPartition]) -> list[int | None]:
+    """When the broker last answered a fetch for each partition: changes as long as it lives."""
+    return [consumer.last_poll_timestamp(tp) for tp in tps]
+
+
+def record_of(config: KafkaConfig, stored: Any) -> Record:
+    """The client library's record as ours."""
+    return Record(
+        ref=RecordRef(topic=config.bare(stored.topic), partition=stored.partition, offset=stored.offset),
+        key_bytes=stored.key,
+        value=stored.value,
+        headers=tuple(stored.headers),
+        timestamp_ms=stored.timestamp,
+    )
