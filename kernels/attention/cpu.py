@@ -11,11 +11,32 @@ ds = p·(grad·vᵀ − delta), dq = ds·k, dk = dsᵀ·q, dv = pᵀ·grad. No p
 """
 
 import math
+import threading
 from typing import Any, cast
 
 import torch
 
 from odradek.kernels.attention.units import ROW_TILE, TILE, BlockPlan, Chunk, PagedPlan, plan_units
+
+
+class _Scratch(threading.local):
+    """One buffer per thread for the tiles of a chunk: fresh memory for each gather costs more in page faults than the
+    copy itself (seen: half of a decode step)."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.empty(0)
+
+    def gather(self, tiles: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """`tiles[rows]` in the buffer; valid until the next call on this thread."""
+        shape = (len(rows), *tiles.shape[1:])
+        size = math.prod(shape)
+        if self.buffer.dtype != tiles.dtype or self.buffer.numel() < size:
+            self.buffer = torch.empty(size, dtype=tiles.dtype)
+        out = self.buffer[:size].view(shape)
+        return torch.index_select(tiles, 0, rows, out=out)
+
+
+_scratch = _Scratch()
 
 
 def _scores(
@@ -27,31 +48,32 @@ def _scores(
     s_H_U_R_K = q_H_U_R_D.new_empty(heads, len(chunk.block_U), rows, TILE)
     for head in range(heads):
         torch.bmm(q_H_U_R_D[head], k_U_K_H_D[:, :, head].transpose(1, 2), out=s_H_U_R_K[head])
-    hidden = chunk.hidden_U_Q_K
-    if len(hidden):
-        real = hidden.shape[1] * group
-        hidden_U_R_K = hidden.repeat_interleave(group, 1) if group > 1 else hidden
-        s_H_U_R_K[:, chunk.first_masked :, :real].masked_fill_(hidden_U_R_K, -math.inf)
+    hidden_U_Q_K = chunk.hidden_U_Q_K
+    if len(hidden_U_Q_K):
+        hidden_U_R_K = hidden_U_Q_K.repeat_interleave(group, 1) if group > 1 else hidden_U_Q_K
+        s_H_U_R_K[:, chunk.first_masked :, : chunk.queries * group].masked_fill_(hidden_U_R_K, -math.inf)
     return q_H_U_R_D, s_H_U_R_K
 
 
 def _forward_chunk(
     q_Bk_H_R_D: torch.Tensor, k_tiles: torch.Tensor, v_tiles: torch.Tensor, chunk: Chunk, group: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`(out [H, Bk, R, D], max, sum [H, Bk, R])` of a chunk's blocks."""
-    _, s = _scores(q_Bk_H_R_D, k_tiles.index_select(0, chunk.tile_U), chunk, group)
+    """`(out [H, Bk, r, D], max, sum [H, Bk, r])` of a chunk's blocks, r being the rows without padding."""
+    wide = q_Bk_H_R_D.dtype
+    _, s = _scores(q_Bk_H_R_D, _scratch.gather(k_tiles, chunk.tile_U).to(wide), chunk, group)
     heads, units, rows, _ = s.shape
-    blocks = chunk.block1 - chunk.block0
-    top = s.new_full((blocks, heads, rows), -math.inf)
-    top.index_reduce_(0, chunk.block_U, s.amax(-1).transpose(0, 1), "amax")
-    top = top.transpose(0, 1).contiguous()
-    p = s.sub_(top.index_select(1, chunk.block_U)[..., None]).exp_()
-    v_U_K_H_D = v_tiles.index_select(0, chunk.tile_U)
-    pv = p.new_empty(heads, units, rows, v_tiles.shape[3])
+    blocks, real = chunk.block1 - chunk.block0, chunk.queries * group
+    # The padding rows of s keep their raw scores; what they lead to is never read.
+    live = s[:, :, :real]
+    top = s.new_full((heads, blocks, real), -math.inf)
+    top.index_reduce_(1, chunk.block_U, live.amax(-1), "amax")
+    live.sub_(top.index_select(1, chunk.block_U)[..., None]).exp_()
+    v_U_K_H_D = _scratch.gather(v_tiles, chunk.tile_U).to(wide)
+    pv = s.new_empty(heads, units, rows, v_tiles.shape[3])
     for head in range(heads):
-        torch.bmm(p[head], v_U_K_H_D[:, :, head], out=pv[head])
-    total = p.new_zeros(heads, blocks, rows).index_add_(1, chunk.block_U, p.sum(-1))
-    out = pv.new_zeros(heads, blocks, rows, pv.shape[3]).index_add_(1, chunk.block_U, pv)
+        torch.bmm(s[head], v_U_K_H_D[:, :, head], out=pv[head])
+    total = s.new_zeros(heads, blocks, real).index_add_(1, chunk.block_U, live.sum(-1))
+    out = s.new_zeros(heads, blocks, real, pv.shape[3]).index_add_(1, chunk.block_U, pv[:, :, :real])
     return out.div_(total[..., None]), top, total
 
 
@@ -68,10 +90,13 @@ def _to_rows(q_N_Hq_D: torch.Tensor, source_rows: torch.Tensor, size: int, kv_he
 
 
 def _from_rows(out_H_Bk_R_D: torch.Tensor, size: int, group: int) -> torch.Tensor:
-    """[H, Bk, R, D] back to [Bk * size, Hq, D]."""
+    """[H, Bk, size * G, D] back to [Bk * size, Hq, D]."""
     heads, blocks, _, width = out_H_Bk_R_D.shape
-    real = out_H_Bk_R_D[:, :, : size * group].reshape(heads, blocks, size, group, width)
-    return real.permute(1, 2, 0, 3, 4).reshape(blocks * size, heads * group, width)
+    return (
+        out_H_Bk_R_D.reshape(heads, blocks, size, group, width)
+        .permute(1, 2, 0, 3, 4)
+        .reshape(blocks * size, heads * group, width)
+    )
 
 
 def attend_paged(

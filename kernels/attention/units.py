@@ -23,9 +23,9 @@ BLOCK_SIZES = (1, 16, TILE)
 """Queries in a block: one for decode, 16 for a small chunk, 64 for prefill and training. No effect on the bits, only on
 the share of padding."""
 
-CHUNK_UNITS = 128
-"""Units in a chunk: 128 tiles of 16 KiB are 2 MiB of keys (D=32, two heads). Larger leaves the cache, smaller pays
-the fixed cost of some twenty torch calls more often."""
+CHUNK_UNITS = {1: 192, 16: 64, TILE: 24}
+"""Units in a chunk, by block size: 192 tiles of 16 KiB, or 24 units' scores, are 2 to 3 MiB (D=32). More leaves
+the cache, fewer pays the fixed cost of some twenty torch calls more often. No effect on the bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class Chunk:
     first_masked: int
     hidden_U_Q_K: torch.Tensor
     """True where the query of a masked unit does not see the key: for units from `first_masked`."""
+
+    @property
+    def queries(self) -> int:
+        """Queries in each block."""
+        return self.hidden_U_Q_K.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +81,14 @@ def plan_units(first_Bk: torch.Tensor, tiles_Bk: torch.Tensor, positions_Bk_Q: t
     `positions_Bk_Q` is each query's position in its sequence. Every block has at least one tile.
     """
     counts = tiles_Bk.tolist()
+    most_units = CHUNK_UNITS[positions_Bk_Q.shape[1]]
     chunks: list[Chunk] = []
     lowest_Bk = positions_Bk_Q.amin(1)
     key_K = torch.arange(TILE)
     block0 = 0
     while block0 < len(counts):
         block1, units = block0, 0
-        while block1 < len(counts) and (block1 == block0 or units + counts[block1] <= CHUNK_UNITS):
+        while block1 < len(counts) and (block1 == block0 or units + counts[block1] <= most_units):
             units += counts[block1]
             block1 += 1
         here = slice(block0, block1)
