@@ -57,6 +57,7 @@ class GroupOpened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """End offsets of sessions.v1 by partition at opening: no member's record lies before them."""
     tasks_low: list[int] = []
     """By partition of tasks.v1: every record before this offset is already decided."""
+    idempotency_key: str = ""
     budget: Budget = Budget()
     labels: dict[str, str] = {}
 

@@ -103,6 +103,8 @@ class TurnSampled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     spans: list[WeightSpan]
     numerics_id: str
     finish_reason: FinishReason
+    messages: list[str] = []
+    """Ids of the received messages that `prompt` contains; a message that came later waits for the next turn."""
     experts: bytes = b""
     """Routed experts as int16 [tokens, layers, top_k] of prompt and completion; empty for a dense model."""
     cached_tokens: int = 0

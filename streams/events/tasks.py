@@ -20,7 +20,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HiddenCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of the function under test and the value a right answer returns. JSON values only; compared by type and value."""
+    """One call of the function under test and the value a right answer returns.
+
+    JSON values only; compared by type and value.
+    """
 
     id: str
     args: list[Any]

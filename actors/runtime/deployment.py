@@ -1,0 +1,59 @@
+"""The settings that every actor of one deployment shares, as plain frozen data that travels by pickle.
+
+Filled by `odradek.infra` from the configuration tree; nothing here reads a file or the environment. Credentials of
+the object store are not held: each process takes them from `s3_credentials_file`, so that no log of Ray's or of ours
+can print them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import ray
+
+from odradek.streams.config import KafkaConfig
+from odradek.streams.events.groups import LaneConfigured
+
+
+class ObjectStoreAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where objects lie. An empty endpoint means the provider's own."""
+
+    endpoint: str
+    bucket: str
+    region: str = "us-east-1"
+    prefix: str = ""
+    credentials_file: str = ""
+    """JSON with access_key and secret_key; empty leaves it to boto3's own chain."""
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """One deployment: addresses, names and sizes."""
+
+    kafka: KafkaConfig
+    store: ObjectStoreAddress
+    lane: LaneConfigured
+    data_dir: str
+    """Local scratch of the host's actors: sandbox state, image cache, logs. Nothing that matters lives only here."""
+    policy: str = "demo"
+    tokenizer_file: str
+    warm_start_dir: str
+    namespace: str = "odradek"
+    incarnation: str = "0"
+    session_actors: int = 2
+    inference_actors: int = 1
+    reward_actors: int = 1
+    max_sessions: int = 104
+    """Sessions in flight at once. Too low leaves the engine's batch empty; too high makes rollouts stale."""
+    sandbox_unprivileged_ok: bool = True
+    otlp_endpoint: str = ""
+    """Base address of an OTLP/HTTP collector; empty exports nothing."""
+    log_level: str = "INFO"
+
+
+def actor_handle(name: str, namespace: str) -> Any:
+    """The handle of a named actor; handles stay good over restarts of the actor.
+
+    Raises ValueError if no actor has that name.
+    """
+    return ray.get_actor(name, namespace=namespace)

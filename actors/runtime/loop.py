@@ -1,0 +1,72 @@
+"""An event loop of the actor's own, on its own thread, started by the constructor.
+
+Why not Ray's loop: a restarted actor must resume its work at once, and Ray runs an async actor's loop only for calls
+that somebody makes. Work that belongs to the actor runs here; Ray's methods hand over and wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+STOP_DEADLINE_S = 10.0
+"""Seconds a loop may take to end its tasks. Too low cuts off a commit; too high delays `odradek down`."""
+
+
+class LoopThread:
+    """Runs coroutines for an actor. A failed main task ends the process, so that Ray restarts the actor."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+        self._mains: list[Future[Any]] = []
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the loop from any thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for it on the caller's."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def main(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """The actor's own work. If it raises, the actor is of no use: log why and exit; Ray starts a fresh one,
+        which folds the log. A failure that is swallowed would look like a hang."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except asyncio.CancelledError:
+                raise
+            except BaseException:
+                log.exception("%s failed; ending the process so that it is restarted", what)
+                logging.shutdown()
+                os._exit(70)
+
+        self._mains.append(self.submit(guarded()))
+
+    def stop(self) -> None:
+        """Cancel the actor's own work and end the loop."""
+        for future in self._mains:
+            future.cancel()
+        done = self.submit(self._drain())
+        done.result(STOP_DEADLINE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_DEADLINE_S)
+
+    async def _drain(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=STOP_DEADLINE_S / 2) if tasks else None

@@ -1,0 +1,136 @@
+"""The session actor: a fixed host of many sessions; a thin shell round `SessionRunner`.
+
+Owns: which sessions run here, and nothing that the log does not know. A session is opened by id; opening it again
+while it runs does nothing, after a crash it is folded from the log and resumed. A restarted actor has a new boot id,
+by which the controller sees that everything placed here must be placed again.
+
+Consumes: Ray calls (open, post, cancel). Produces: sessions.v1. Waits for: the engine, the environment and the log,
+each within the runner's deadlines. Never retried by Ray (`max_task_retries=0`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from odradek.actors.policy.template import XmlTemplate
+from odradek.actors.policy.tokenizer import Tokenizer
+from odradek.actors.runtime.deployment import Deployment, actor_handle
+from odradek.actors.runtime.loop import LoopThread
+from odradek.actors.session.clients import TOPIC, KafkaJournal, RayEngine, RayEnvironment
+from odradek.actors.session.runner import SessionRunner, SessionSpec
+from odradek.actors.tools.registry import TOOLS
+from odradek.streams.errors import DecodeError
+from odradek.streams.events.meta import Meta
+from odradek.streams.events.sessions import CancelRequested, MessageReceived, SessionEvent
+from odradek.streams.log import EventLog
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """What the controller needs to know of a host of sessions."""
+
+    boot_id: str
+    active: list[str]
+    oldest_wait_s: float
+    oldest_wait_for: str
+    finished: int
+
+
+class SessionActor:
+    """Ray actor class; also usable as a plain object in tests."""
+
+    def __init__(self, deployment: Deployment, name: str) -> None:
+        logging.basicConfig(level=deployment.log_level)
+        self._deployment = deployment
+        self._name = name
+        self._boot_id = str(uuid.uuid4())
+        self._runners: dict[str, SessionRunner] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._finished = 0
+        self._template = XmlTemplate(Tokenizer.load(Path(deployment.tokenizer_file)))
+        self._effects = {tool.name: tool.effect for tool in TOOLS.values()}
+        self._loop = LoopThread(name)
+        self._loop.submit(self._start()).result(60)
+
+    async def _start(self) -> None:
+        self._log = EventLog(self._deployment.kafka)
+        await self._log.start()
+        namespace = self._deployment.namespace
+        engines = [actor_handle(f"inference-{i}", namespace) for i in range(self._deployment.inference_actors)]
+        self._engine = RayEngine(engines)
+        self._environment = RayEnvironment(actor_handle("environment-0", namespace))
+        self._journal = KafkaJournal(self._log, self._name)
+
+    # -- Ray's methods -----------------------------------------------------------------------------------------
+
+    async def open(self, specs: list[SessionSpec]) -> None:
+        """Run these sessions; those that already run here are left alone."""
+        await self._loop.call(self._open(specs))
+
+    async def post(self, session_id: str, body: MessageReceived | CancelRequested) -> bool:
+        """Give a running session an input; False if it does not run here."""
+        return await self._loop.call(self._post(session_id, body))
+
+    async def status(self) -> HostStatus:
+        """Cheap; asked several times a second."""
+        return await self._loop.call(self._status())
+
+    # -- on the actor's own loop -------------------------------------------------------------------------------
+
+    async def _open(self, specs: list[SessionSpec]) -> None:
+        for spec in specs:
+            if spec.session_id in self._tasks:
+                continue
+            runner = SessionRunner(
+                spec,
+                template=self._template,
+                effects=self._effects,
+                journal=self._journal,
+                engine=self._engine,
+                environment=self._environment,
+            )
+            self._runners[spec.session_id] = runner
+            self._tasks[spec.session_id] = asyncio.create_task(self._run(runner))
+
+    async def _run(self, runner: SessionRunner) -> None:
+        session_id = runner.spec.session_id
+        try:
+            history = [] if runner.spec.history_floor is None else await self._history(runner.spec)
+            await runner.run(history)
+        except Exception:
+            log.exception("session %s: unexpected error; its actor is restarted by the next placement", session_id)
+        finally:
+            self._finished += 1
+            self._runners.pop(session_id, None)
+            self._tasks.pop(session_id, None)
+
+    async def _history(self, spec: SessionSpec) -> list[tuple[int, str, Meta, SessionEvent]]:
+        records = []
+        async for record in self._log.read_key(TOPIC, spec.session_id, start=spec.history_floor):
+            try:
+                event = record.event
+            except DecodeError as error:
+                log.warning("session %s: record skipped: %s", spec.session_id, error)
+                continue
+            records.append((record.ref.offset, event.id, event.meta, event.body))
+        return records
+
+    async def _post(self, session_id: str, body: MessageReceived | CancelRequested) -> bool:
+        runner = self._runners.get(session_id)
+        if runner is None:
+            return False
+        await runner.post(body)
+        return True
+
+    async def _status(self) -> HostStatus:
+        now = time.monotonic()
+        waits = [(now - r.waiting_for.since, f"{sid}: {r.waiting_for.what}") for sid, r in self._runners.items()]
+        oldest = max(waits, default=(0.0, ""))
+        return HostStatus(self._boot_id, list(self._tasks), oldest[0], oldest[1], self._finished)

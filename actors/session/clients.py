@@ -1,0 +1,156 @@
+"""The session's ports over Ray and Kafka.
+
+Maps what can go wrong there to the room's own errors: a dead or restarting actor is retryable, a time-out is too.
+Calls are never retried here: the runner decides, because a tool must not run twice unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray.exceptions
+
+from odradek.actors.environment.errors import SandboxError
+from odradek.actors.inference.errors import InferenceError
+from odradek.actors.inference.types import Priority, SampleRequest, SampleResult
+from odradek.actors.session.errors import EngineUnavailable, EnvironmentLost
+from odradek.actors.session.ports import Call, CallOutcome, Completion, EnvironmentInfo, Outgoing, WorkspaceStart
+from odradek.streams.envelope import Event
+from odradek.streams.errors import Retryable
+from odradek.streams.events.meta import RecordRef
+from odradek.streams.events.sessions import WeightSpan, WorkspaceDelta
+from odradek.streams.log import EventLog
+
+RAY_FAULTS = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.RaySystemError)
+OPEN_TIMEOUT_S = 60.0
+"""Seconds to make a sandbox and rebuild a workspace. Too low fails on a loaded host; too high hides a stuck one."""
+CLOSE_TIMEOUT_S = 20.0
+"""Seconds to wait for a sandbox's end; past it the host's own reaper takes it."""
+APPEND_RETRY_S = 60.0
+"""Seconds to retry an append that the broker did not acknowledge. Too low ends sessions at a broker restart."""
+APPEND_PAUSE_S = 0.5
+TOPIC = "sessions.v1"
+
+
+class KafkaJournal:
+    """`SessionLog` on sessions.v1. An append that may or may not have landed is repeated: ids are deterministic."""
+
+    def __init__(
+        self, event_log: EventLog, source: str, trace: Callable[[str], str | None] | None = None
+    ) -> None:
+        self._log = event_log
+        self._source = source
+        self._trace = trace or (lambda _session: None)
+
+    async def append(self, session_id: str, events: Sequence[Outgoing]) -> list[RecordRef]:
+        """In order, all acknowledged; raises the log's error after `APPEND_RETRY_S`."""
+        traceparent = self._trace(session_id)
+        items = [
+            (session_id, Event.of(e.body, id=e.event_id, source=self._source, meta=e.meta, traceparent=traceparent))
+            for e in events
+        ]
+        deadline = time.monotonic() + APPEND_RETRY_S
+        while True:
+            try:
+                return await self._log.append_many(TOPIC, items)
+            except Retryable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(APPEND_PAUSE_S)
+
+
+class RayEngine:
+    """`EnginePort` over inference actors; a session stays with one of them as long as it answers (prefix reuse)."""
+
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self._handles = list(handles)
+
+    async def sample(
+        self,
+        *,
+        session_id: str,
+        epoch: int,
+        turn: int,
+        tokens: list[int],
+        max_new_tokens: int,
+        stop_ids: frozenset[int],
+        temperature: float,
+        seed: int,
+        priority: int,
+        pinned_version: int | None,
+        timeout_s: float,
+    ) -> Completion:
+        """See `EnginePort`."""
+        request = SampleRequest(
+            request_id=f"{session_id}/{turn}/{epoch}",
+            session_id=session_id,
+            epoch=epoch,
+            prompt_tokens=tokens,
+            max_new_tokens=max_new_tokens,
+            stop_ids=stop_ids,
+            temperature=temperature,
+            seed=seed,
+            priority=Priority(priority),
+            pinned_version=pinned_version,
+            deadline=time.time() + timeout_s,
+        )
+        handle = self._handles[zlib.crc32(session_id.encode()) % len(self._handles)]
+        try:
+            async with asyncio.timeout(timeout_s):
+                result: SampleResult = await handle.sample.remote(request)
+        except (*RAY_FAULTS, InferenceError, TimeoutError) as error:
+            raise EngineUnavailable(f"session {session_id} turn {turn}: {type(error).__name__}: {error}") from error
+        return Completion(
+            tokens=result.tokens,
+            logprobs=result.logprobs,
+            spans=[WeightSpan(start, version) for start, version in result.weight_spans],
+            numerics_id=result.numerics_id,
+            finish_reason=result.finish_reason,
+            cached_tokens=result.cached_tokens,
+            queue_ms=result.queue_seconds * 1000,
+            prefill_ms=result.prefill_seconds * 1000,
+            decode_ms=result.decode_seconds * 1000,
+        )
+
+
+class RayEnvironment:
+    """`EnvironmentPort` over the environment actor."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def open(
+        self, session_id: str, epoch: int, start: WorkspaceStart, deltas: Sequence[WorkspaceDelta]
+    ) -> EnvironmentInfo:
+        """See `EnvironmentPort`."""
+        info: EnvironmentInfo = await self._ask(
+            session_id, OPEN_TIMEOUT_S, self._handle.open, session_id, epoch, start, list(deltas)
+        )
+        return info
+
+    async def run_calls(
+        self, session_id: str, epoch: int, calls: Sequence[Call], timeout_s: float
+    ) -> list[CallOutcome]:
+        """See `EnvironmentPort`."""
+        outcomes: list[CallOutcome] = await self._ask(
+            session_id, timeout_s, self._handle.run_calls, session_id, epoch, list(calls)
+        )
+        return outcomes
+
+    async def close(self, session_id: str, epoch: int) -> None:
+        """See `EnvironmentPort`. A lost environment has nothing left to close."""
+        try:
+            await self._ask(session_id, CLOSE_TIMEOUT_S, self._handle.close, session_id, epoch)
+        except EnvironmentLost:
+            return
+
+    async def _ask(self, session_id: str, timeout_s: float, method: Any, *arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await method.remote(*arguments)
+        except (*RAY_FAULTS, SandboxError, TimeoutError) as error:
+            raise EnvironmentLost(f"session {session_id}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,113 @@
+"""What a session needs of the world: three small protocols, implemented by Ray clients and by tests.
+
+Every method has a deadline of its implementation's and raises a type of `errors.py` when it passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from odradek.streams.events.meta import Meta, RecordRef
+from odradek.streams.events.sessions import SessionEvent, WeightSpan, WorkspaceDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An event to append for one session, in order."""
+
+    event_id: str
+    meta: Meta
+    body: SessionEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A sampled turn. `tokens` int32 ids, stop token included; `logprobs` one each."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    spans: list[WeightSpan]
+    numerics_id: str
+    finish_reason: str
+    cached_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    call_id: str
+    name: str
+    arguments: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """The result of one call: what the model is shown and what it changed."""
+
+    text: str
+    is_error: bool
+    delta: WorkspaceDelta | None = None
+    duration_ms: float = 0.0
+    redactions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInfo:
+    sandbox_id: str
+    driver: str
+    image_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceStart:
+    """All that a workspace is before the first call."""
+
+    image: str
+    files: dict[str, bytes]
+    setup: list[str] = field(default_factory=list)
+
+
+class SessionLog(Protocol):
+    async def append(self, session_id: str, events: Sequence[Outgoing]) -> list[RecordRef]:
+        """Append in order to the session's partition; returns when all are acknowledged."""
+        ...
+
+
+class EnginePort(Protocol):
+    async def sample(
+        self,
+        *,
+        session_id: str,
+        epoch: int,
+        turn: int,
+        tokens: list[int],
+        max_new_tokens: int,
+        stop_ids: frozenset[int],
+        temperature: float,
+        seed: int,
+        priority: int,
+        pinned_version: int | None,
+        timeout_s: float,
+    ) -> Completion:
+        """Sample one turn after `tokens` (the whole context). Raises EngineUnavailable."""
+        ...
+
+
+class EnvironmentPort(Protocol):
+    async def open(
+        self, session_id: str, epoch: int, start: WorkspaceStart, deltas: Sequence[WorkspaceDelta]
+    ) -> EnvironmentInfo:
+        """A sandbox holding start + deltas; kills what an older epoch still runs. Raises EnvironmentLost."""
+        ...
+
+    async def run_calls(
+        self, session_id: str, epoch: int, calls: Sequence[Call], timeout_s: float
+    ) -> list[CallOutcome]:
+        """One outcome a call, in order. Several calls are pure and run together. Raises EnvironmentLost."""
+        ...
+
+    async def close(self, session_id: str, epoch: int) -> None: ...

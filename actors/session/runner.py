@@ -1,0 +1,362 @@
+"""Drives one session: decide, act, append, fold; again until the session ends.
+
+Guarantees (each has a test of its name):
+- intent before acting, result after: a call's tool.requested is acknowledged before it runs, its tool.completed
+  before the next thing happens;
+- a call with a logged result is never run again; one without is run in a workspace rebuilt to the state before it;
+- exactly one result a call, in call order, whatever the call did;
+- a fault of ours is retried within a deadline, then logged as session.failed; it is never a tool result or a reward.
+
+Waits: for the engine and the environment, each with the time-outs below; the owner is the session actor; the age of
+a wait is visible in `SessionRunner.waiting_for`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from odradek.actors.policy.template import ChatTemplate
+from odradek.actors.session.decide import Complete, RunCalls, Sample, Wait, next_action
+from odradek.actors.session.errors import (
+    EngineUnavailable,
+    EnvironmentLost,
+    SessionInfraFailure,
+    SuperfluousOwner,
+)
+from odradek.actors.session.ports import (
+    Call,
+    CallOutcome,
+    EnginePort,
+    EnvironmentPort,
+    Outgoing,
+    SessionLog,
+    WorkspaceStart,
+)
+from odradek.actors.session.state import CallState, SessionFold, SessionState
+from odradek.streams.codec import f32, i32
+from odradek.streams.events.meta import NO_SEQUENCE, Meta, Origin, RecordRef
+from odradek.streams.events.sessions import (
+    CancelRequested,
+    Effect,
+    EnvironmentClosed,
+    EnvironmentOpened,
+    MessageReceived,
+    SessionCompleted,
+    SessionEvent,
+    SessionFailed,
+    SessionOpened,
+    SessionResumed,
+    ToolCompleted,
+    ToolRequested,
+    TurnSampled,
+)
+
+log = logging.getLogger(__name__)
+
+SAMPLE_TIMEOUT_S = 60.0
+"""Seconds one sampling request may take, queueing included. Too low fails healthy sessions under load; too high
+leaves a session waiting on a dead engine."""
+INFRA_DEADLINE_S = 120.0
+"""Seconds a session keeps retrying a fault of ours at one place. Must exceed an actor's restart (about 10 s)."""
+RETRY_PAUSE_S = 0.5
+"""Seconds between retries."""
+CALL_GRACE_S = 15.0
+"""Seconds added to a tool's own limit before the environment counts as lost."""
+
+SESSION_NAMESPACE = uuid.UUID("5b0d7b1e-2a52-5f3c-9a53-9f0f2f6a8f11")
+"""Namespace of deterministic event ids (RFC 9562, version 5)."""
+
+
+def event_id(session_id: str, step: str) -> str:
+    """Deterministic: the same step of the same session has the same id, whoever writes it."""
+    return str(uuid.uuid5(SESSION_NAMESPACE, f"{session_id}:{step}"))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """All an owner needs to run a session. `history_floor` None means that nothing of it is on the log yet."""
+
+    opened: SessionOpened
+    message: str
+    start: WorkspaceStart
+    origin: Origin = "rl"
+    tenant: str = "default"
+    subject: str = ""
+    correlation: str = ""
+    traceparent: str = ""
+    history_floor: int | None = None
+
+    @property
+    def session_id(self) -> str:
+        return self.opened.session_id
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What the session waits for now and since when (monotonic seconds)."""
+
+    what: str = "start"
+    since: float = field(default_factory=time.monotonic)
+
+
+class SessionRunner:
+    """One owner of one session. `run` returns when the session has ended or a newer owner exists."""
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        *,
+        template: ChatTemplate,
+        effects: Mapping[str, Effect],
+        journal: SessionLog,
+        engine: EnginePort,
+        environment: EnvironmentPort,
+        observe: Callable[[str, SessionEvent], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.fold = SessionFold(spec.session_id, template)
+        self.waiting_for = Waiting()
+        self._template = template
+        self._effects = effects
+        self._journal = journal
+        self._engine = engine
+        self._environment = environment
+        self._observe = observe
+        self._environment_ready = False
+        self._input = asyncio.Event()
+        self._started = time.monotonic()
+
+    @property
+    def state(self) -> SessionState:
+        return self.fold.state
+
+    async def run(self, history: Sequence[tuple[int, str, Meta, SessionEvent]] = ()) -> None:
+        """Open or resume, then loop to the end. `history`: the session's records so far, in log order."""
+        self.fold.apply_all(history)
+        if self.state.end is not None:
+            return
+        try:
+            await self._take_ownership()
+            await self._loop()
+        except SuperfluousOwner:
+            log.info("session %s: a newer owner exists, stopping", self.spec.session_id)
+        except (SessionInfraFailure, EngineUnavailable, EnvironmentLost) as error:
+            log.warning("session %s failed: %s", self.spec.session_id, error)
+            await self._append_owner("failed", [self._failure(str(error))])
+        finally:
+            await self._close_environment()
+
+    async def post(self, body: MessageReceived | CancelRequested) -> None:
+        """An input from outside: appended without epoch, folded, and seen at the next decision."""
+        key = body.message_id if isinstance(body, MessageReceived) else body.request_id
+        await self._append([(event_id(self.spec.session_id, f"input:{key}"), self._meta(key=key), body)])
+        self._input.set()
+
+    # -- ownership ---------------------------------------------------------------------------------------------
+
+    async def _take_ownership(self) -> None:
+        if self.state.opened is None:
+            await self._append([(event_id(self.spec.session_id, "opened"), self._meta(), self.spec.opened)])
+            first = MessageReceived(message_id="0", text=self.spec.message)
+            await self.post(first)
+            return
+        resumed = SessionResumed(session_id=self.spec.session_id, reason="new owner")
+        await self._append([(str(uuid.uuid4()), self._meta(), resumed)])
+        if not self.state.turns and not self.state.waiting_messages:
+            await self.post(MessageReceived(message_id="0", text=self.spec.message))
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        while self.state.end is None:
+            action = next_action(self.state, self._template, self._effects, out_of_time=self._out_of_time())
+            match action:
+                case Sample():
+                    await self._sample(action)
+                case RunCalls():
+                    await self._run_calls(action.calls)
+                case Complete():
+                    await self._append_owner("completed", [self._completion(action)])
+                case Wait():
+                    self.waiting_for = Waiting("a message")
+                    self._input.clear()
+                    await asyncio.wait_for(self._input.wait(), self._opened.budget.wall_seconds)
+
+    def _out_of_time(self) -> bool:
+        return time.monotonic() - self._started > self._opened.budget.wall_seconds
+
+    @property
+    def _opened(self) -> SessionOpened:
+        assert self.state.opened is not None
+        return self.state.opened
+
+    async def _sample(self, action: Sample) -> None:
+        self.waiting_for = Waiting(f"turn {action.turn}")
+        opened = self._opened
+        deadline = time.monotonic() + INFRA_DEADLINE_S
+        while True:
+            try:
+                completion = await self._engine.sample(
+                    session_id=self.spec.session_id,
+                    epoch=self.state.epoch,
+                    turn=action.turn,
+                    tokens=action.context + action.prompt,
+                    max_new_tokens=action.max_new_tokens,
+                    stop_ids=self._template.stop_ids,
+                    temperature=opened.sampling.temperature,
+                    seed=opened.sampling.seed,
+                    priority=0 if self.spec.origin == "production" else 1,
+                    pinned_version=opened.pinned_version,
+                    timeout_s=SAMPLE_TIMEOUT_S,
+                )
+                break
+            except EngineUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)
+        turn = TurnSampled(
+            turn=action.turn,
+            segment=self.state.segment,
+            position=action.position,
+            prompt=i32(action.prompt),
+            completion=i32(completion.tokens),
+            logprobs=f32(completion.logprobs),
+            spans=completion.spans,
+            numerics_id=completion.numerics_id,
+            finish_reason=completion.finish_reason,  # type: ignore[arg-type]
+            messages=action.messages,
+            cached_tokens=completion.cached_tokens,
+            queue_ms=completion.queue_ms,
+            prefill_ms=completion.prefill_ms,
+            decode_ms=completion.decode_ms,
+        )
+        await self._append_owner(f"turn.{action.turn}", [turn])
+
+    # -- tool calls --------------------------------------------------------------------------------------------
+
+    async def _run_calls(self, calls: list[CallState]) -> None:
+        self.waiting_for = Waiting("tools " + ", ".join(call.name for call in calls))
+        requested: list[SessionEvent] = [self._request(call) for call in calls if not call.requested]
+        if requested:
+            await self._append_owner(f"request.{calls[0].call_id}", requested)
+        outcomes = await self._outcomes(calls)
+        completed: list[SessionEvent] = [
+            ToolCompleted(
+                call_id=call.call_id,
+                turn=call.turn,
+                index=call.index,
+                text=outcome.text,
+                is_error=outcome.is_error,
+                delta=outcome.delta,
+                duration_ms=outcome.duration_ms,
+                redactions=outcome.redactions,
+            )
+            for call, outcome in zip(calls, outcomes, strict=True)
+        ]
+        await self._append_owner(f"result.{calls[0].call_id}", completed)
+
+    def _request(self, call: CallState) -> ToolRequested:
+        return ToolRequested(
+            call_id=call.call_id,
+            turn=call.turn,
+            index=call.index,
+            name=call.name,
+            arguments=dict(call.arguments),
+            effect=self._effects.get(call.name, "pure"),
+        )
+
+    async def _outcomes(self, calls: list[CallState]) -> list[CallOutcome]:
+        """One outcome a call; a call that could not be parsed has its error as result and never reaches a tool."""
+        runnable = [call for call in calls if call.parse_error is None]
+        results = {call.call_id: CallOutcome(f"error: {call.parse_error}", True) for call in calls if call.parse_error}
+        if runnable:
+            asked = [Call(call.call_id, call.name, dict(call.arguments)) for call in runnable]
+            for call, outcome in zip(runnable, await self._in_environment(asked), strict=True):
+                results[call.call_id] = outcome
+        return [results[call.call_id] for call in calls]
+
+    async def _in_environment(self, calls: list[Call]) -> list[CallOutcome]:
+        deadline = time.monotonic() + INFRA_DEADLINE_S
+        while True:
+            try:
+                if not self._environment_ready:
+                    await self._open_environment()
+                timeout = self._opened.budget.tool_seconds + CALL_GRACE_S
+                return await self._environment.run_calls(self.spec.session_id, self.state.epoch, calls, timeout)
+            except EnvironmentLost:
+                self._environment_ready = False
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _open_environment(self) -> None:
+        rebuilt = self.state.environment is not None or bool(self.state.deltas)
+        info = await self._environment.open(
+            self.spec.session_id, self.state.epoch, self.spec.start, list(self.state.deltas)
+        )
+        self._environment_ready = True
+        opened = EnvironmentOpened(
+            sandbox_id=info.sandbox_id, driver=info.driver, image_digest=info.image_digest, rebuilt=rebuilt
+        )
+        await self._append_owner(f"environment.{info.sandbox_id}", [opened])
+
+    async def _close_environment(self) -> None:
+        if not self._environment_ready:
+            return
+        self._environment_ready = False
+        await self._environment.close(self.spec.session_id, self.state.epoch)
+        if self.state.environment is not None:
+            sandbox_id = self.state.environment.sandbox_id
+            await self._append_owner(f"closed.{sandbox_id}", [EnvironmentClosed(sandbox_id=sandbox_id)])
+
+    # -- ends --------------------------------------------------------------------------------------------------
+
+    def _completion(self, action: Complete) -> SessionCompleted:
+        return SessionCompleted(
+            reason=action.reason,
+            first_offset=self.state.first_offset,
+            usage=self.state.usage(),
+            group_id=self._opened.group_id,
+        )
+
+    def _failure(self, cause: str) -> SessionFailed:
+        return SessionFailed(cause=cause, first_offset=self.state.first_offset, group_id=self.spec.opened.group_id)
+
+    # -- the log -----------------------------------------------------------------------------------------------
+
+    def _meta(self, *, seq: int = NO_SEQUENCE, key: str = "") -> Meta:
+        return Meta(
+            origin=self.spec.origin,
+            tenant=self.spec.tenant,
+            subject=self.spec.subject,
+            correlation=self.spec.correlation,
+            idempotency_key=key,
+            time_ms=int(time.time() * 1000),
+            seq=seq,
+            epoch=NO_SEQUENCE if seq == NO_SEQUENCE else self.state.epoch,
+        )
+
+    async def _append_owner(self, step: str, bodies: Sequence[SessionEvent]) -> None:
+        first = self.state.rule.next_seq
+        await self._append(
+            [
+                (event_id(self.spec.session_id, f"{step}.{i}"), self._meta(seq=first + i), body)
+                for i, body in enumerate(bodies)
+            ]
+        )
+
+    async def _append(self, events: list[tuple[str, Meta, SessionEvent]]) -> list[RecordRef]:
+        """Durable first, folded second: the state never runs ahead of the log."""
+        self.waiting_for = Waiting("the log")
+        refs = await self._journal.append(self.spec.session_id, [Outgoing(*event) for event in events])
+        for ref, (identifier, meta, body) in zip(refs, events, strict=True):
+            if not self.fold.apply(ref.offset, identifier, meta, body) and isinstance(body, SessionOpened):
+                raise SuperfluousOwner(self.spec.session_id)
+            if self._observe is not None:
+                self._observe(self.spec.session_id, body)
+        return refs
