@@ -18,180 +18,23 @@ import msgspec
 
 from odradek.infra.demo.family.errors import NamesExhausted
 
-HELD_OUT_WORDS: tuple[str, ...] = tuple(
-    [
-        "ticket",
-        "badge",
-        "parcel",
-        "engine",
-        "wheel",
-        "rocket",
-        "planet",
-        "comet",
-        "orbit",
-        "river",
-        "lake",
-        "ocean",
-        "island",
-        "bridge",
-        "tower",
-        "castle",
-        "garden",
-        "kettle",
-        "spoon",
-        "plate",
-        "bottle",
-        "jacket",
-        "button",
-        "ribbon",
-        "candle",
-        "mirror",
-        "carpet",
-        "pencil",
-        "marker",
-        "folder",
-        "badger",
-        "falcon",
-        "tiger",
-        "zebra",
-        "salmon",
-        "lemon",
-        "pepper",
-        "ginger",
-        "walnut",
-        "copper",
-        "silver",
-        "nickel",
-        "marble",
-        "gravel",
-        "timber",
-        "velvet",
-        "cotton",
-    ]
-)
+_HELD_OUT_WORDS = """
+ticket badge parcel engine wheel rocket planet comet orbit river lake ocean island bridge tower castle garden kettle
+spoon plate bottle jacket button ribbon candle mirror carpet pencil marker folder badger falcon tiger zebra salmon
+lemon pepper ginger walnut copper silver nickel marble gravel timber velvet cotton
+"""
+HELD_OUT_WORDS: tuple[str, ...] = tuple(_HELD_OUT_WORDS.split())
 """Never part of a training or new-combination task (set `unseen_identifiers` only), nor of the tokenizer's corpus."""
 
-FIXED_WORDS: frozenset[str] = frozenset(
-    [
-        "return",
-        "give",
-        "take",
-        "loop",
-        "tell",
-        "check",
-        "pick",
-        "sort",
-        "find",
-        "choose",
-        "def",
-        "if",
-        "else",
-        "for",
-        "in",
-        "not",
-        "and",
-        "or",
-        "the",
-        "of",
-        "is",
-        "it",
-        "each",
-        "that",
-        "are",
-        "all",
-        "any",
-        "to",
-        "up",
-        "by",
-        "at",
-        "with",
-        "without",
-        "from",
-        "then",
-        "when",
-        "otherwise",
-        "first",
-        "second",
-        "third",
-        "last",
-        "item",
-        "largest",
-        "smallest",
-        "larger",
-        "smaller",
-        "sum",
-        "number",
-        "len",
-        "max",
-        "min",
-        "range",
-        "sorted",
-        "reverse",
-        "true",
-        "false",
-        "plus",
-        "minus",
-        "times",
-        "modulo",
-        "divided",
-        "above",
-        "below",
-        "least",
-        "most",
-        "equal",
-        "kept",
-        "but",
-        "integers",
-        "ends",
-        "starts",
-        "followed",
-        "upper",
-        "lower",
-        "case",
-        "present",
-        "missing",
-        "error",
-        "python",
-        "exit",
-        "failed",
-        "passed",
-        "ok",
-        "fix",
-        "want",
-        "got",
-        "startswith",
-        "endswith",
-        "test",
-        "no",
-        "match",
-        "such",
-        "file",
-        "text",
-        "found",
-        "called",
-        "zip",
-        "nearest",
-        "line",
-        "lines",
-        "old",
-        "new",
-        "quote",
-        "more",
-        "same",
-        "edit",
-        "read",
-        "repeat",
-        "swap",
-        "result",
-        "echo",
-        "fn",
-        "py",
-        "vals",
-        "nums",
-        "xs",
-        "ys",
-    ]
-)
+_FIXED_WORDS = """
+return give take loop tell check pick sort find choose def if else for in not and or the of is it each that are all
+any to up by at with without from then when otherwise first second third last item largest smallest larger smaller
+sum number len max min range sorted reverse true false plus minus times modulo divided above below least most equal
+kept but integers ends starts followed upper lower case present missing error python exit failed passed ok fix want
+got startswith endswith test no match such file text found called zip nearest line lines old new quote more same
+edit read repeat swap result echo fn py vals nums xs ys
+"""
+FIXED_WORDS: frozenset[str] = frozenset(_FIXED_WORDS.split())
 """Words with a fixed meaning in docstrings, tool output and drills; a name equal to one would be ambiguous."""
 
 RESERVED: frozenset[str] = (
@@ -203,7 +46,6 @@ MAX_TRIES = 1000
 only delays the error when a pool really is empty."""
 
 SINGLE_LETTERS = tuple("abcdknmpqrtuvwxyz")
-SHORT_LISTS = ("xs", "ys", "vals", "nums")
 
 NameKind = Literal["argument", "list", "function", "local"]
 
@@ -215,10 +57,13 @@ class WordLists(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pieces: list[str]
 
 
+WORDS_PATH = Path(__file__).with_name("words.json")
+
+
 @cache
 def shipped_words() -> WordLists:
     """The word lists in the repository (made by `demonstrations.train_tokenizer`)."""
-    return msgspec.json.decode(Path(__file__).with_name("words.json").read_bytes(), type=WordLists)
+    return msgspec.json.decode(WORDS_PATH.read_bytes(), type=WordLists)
 
 
 def is_held_out(word: str) -> bool:
@@ -290,11 +135,6 @@ class Names:
                 return self._rng.choice(SINGLE_LETTERS)
             return self._word() if choice < 0.95 else f"{self._word()}_{self._word()}"
         if kind == "list":
-            return f"{self._word()}s" if choice < 0.8 else self._short_list()
+            return f"{self._word()}s"
         joined_from = 0.75 if kind == "function" else 0.9
         return self._word() if choice < joined_from else f"{self._word()}_{self._word()}"
-
-    def _short_list(self) -> str:
-        """The one place where the reserved short list names are given out."""
-        name = self._rng.choice(SHORT_LISTS)
-        return name if name not in self._used else f"{self._word()}s"
