@@ -18,7 +18,8 @@ class KafkaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bootstrap: str
     """host:port, comma separated."""
     prefix: str = ""
-    """Deployment prefix: topics, groups and transactional ids become PREFIX.NAME; empty for none."""
+    """Deployment prefix: topics, groups and transactional ids become PREFIX.NAME; empty for none. A final dot in it
+    is the separator itself."""
     security_protocol: str = "PLAINTEXT"
     """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
     ca_file: str = ""
@@ -36,11 +37,15 @@ class KafkaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def name(self, bare: str) -> str:
         """A topic, group or transactional id as this deployment calls it."""
-        return f"{self.prefix}.{bare}" if self.prefix else bare
+        return f"{self._stem}{bare}"
 
     def bare(self, name: str) -> str:
         """The name without the deployment prefix."""
-        return name.removeprefix(f"{self.prefix}.") if self.prefix else name
+        return name.removeprefix(self._stem)
+
+    @property
+    def _stem(self) -> str:
+        return f"{self.prefix.rstrip('.')}." if self.prefix else ""
 
     def client_options(self) -> dict[str, object]:
         """Keyword arguments that every aiokafka client of this configuration takes."""

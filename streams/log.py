@@ -1,9 +1,9 @@
 """EventLog: append to and read from the log. What every actor holds.
 
 Promises: an append that returned is durable (all in-sync replicas, idempotent producer); appends awaited one after
-another, and the items of one `append_many`, keep their order; reads see committed records only and never skip one silently (a gap is `OffsetGap`, unless
-the caller asks for gaps to be recorded); every wait has a deadline and its error names broker and topic. Topics are
-named without the deployment prefix everywhere in this interface.
+another, and the items of one `append_many`, keep their order; reads see committed records only and never skip one
+silently (a gap is `OffsetGap`, unless the caller asks for gaps to be recorded); every wait has a deadline and its error
+names broker and topic. Topics are named without the deployment prefix everywhere in this interface.
 
 Not here: transactions (`transactions.py`), group consumers (`consumers.py`), object storage (`blobs.py`).
 """
@@ -108,7 +108,7 @@ class EventLog:
         return await self.append_raw(topic, key.encode(), value, headers, partition=partition, deadline_s=deadline_s)
 
     async def append_many(self, topic: str, items: Iterable[tuple[str, Event[Any]]]) -> list[RecordRef]:
-        """Writes events in the given order, pipelined; all are durable on return. On an error some may be on the log."""
+        """Writes events in the given order, pipelined; all are durable on return. After an error some may be."""
         row = topics.declared(topic)
         producer = await self._producer(row.compression)
         limit = self.config.request_timeout_s
