@@ -1,0 +1,152 @@
+"""The assembler: one lane's sealed groups in, batches out, exactly once.
+
+Consumes one partition of groups.v1 (its only driving input) and exactly the records named there. Produces
+batch.assembled on batches.v1. Guarantees:
+- a batch and the input offset it consumed commit in one transaction: after a kill, the next holder resumes from the
+  last committed batch's `input_offset`; no group is batched twice and none is skipped;
+- a batch closes after `groups_per_batch` kept groups and never splits one;
+- a fenced predecessor cannot write.
+Waits: for groups (no deadline: nothing is owed), for the log (its deadlines). Unblocked by the controller's seals.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from odradek.streams import topics
+from odradek.streams.assembly.reader import Extent, read_rewards, read_sequences
+from odradek.streams.assembly.v1.batch import Positions, build
+from odradek.streams.assembly.v1.select import Dropped, GroupRecords, Kept, select
+from odradek.streams.envelope import Event, Record
+from odradek.streams.errors import DecodeError, NoPosition
+from odradek.streams.events.batches import BatchAssembled
+from odradek.streams.events.groups import GroupSealed, LaneConfigured
+from odradek.streams.log import EventLog
+from odradek.streams.transactions import Stage
+
+log = logging.getLogger(__name__)
+
+Consents = Callable[[str], bool]
+
+
+@dataclass(slots=True)
+class _Open:
+    """The batch being filled."""
+
+    kept: list[Kept] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+
+
+class Assembler:
+    """Runs one lane. `run` returns only by exception or cancellation."""
+
+    def __init__(self, event_log: EventLog, lane: str, consents: Consents = lambda _subject: False) -> None:
+        self._log = event_log
+        self._lane = lane
+        self._consents = consents
+        self._partition = topics.GROUPS.partition_of(lane)
+        self._output = (topics.BATCHES.name, topics.BATCHES.partition_of(lane))
+        self._config: tuple[int, LaneConfigured] | None = None
+        self._open = _Open()
+        self._ordinal = 0
+        self.position = 0
+        """Next offset of groups.v1 to read."""
+
+    async def run(self) -> None:
+        """Resume, then follow the lane for ever."""
+        stage = Stage(self._log, f"assembler.{self._lane}", [self._output])
+        async with stage:
+            await self._resume(stage)
+            async for record in self._log.tail(topics.GROUPS.name, {self._partition: self.position}):
+                await self._on_record(stage, record)
+                self.position = record.ref.offset + 1
+
+    async def _resume(self, stage: Stage) -> None:
+        last = await stage.last(*self._output, self._is_batch)
+        if last is not None:
+            batch: BatchAssembled = last.event.body
+            self._ordinal, self.position = batch.ordinal + 1, batch.input_offset + 1
+        else:
+            self.position = await self._log.beginning(topics.GROUPS.name, self._partition)
+        await self._find_config()
+
+    def _is_batch(self, record: Record) -> bool:
+        try:
+            body = record.event.body
+        except DecodeError:
+            return False
+        return isinstance(body, BatchAssembled) and body.lane == self._lane
+
+    async def _find_config(self) -> None:
+        """The lane.configured in force where reading resumes."""
+        start = await self._log.beginning(topics.GROUPS.name, self._partition)
+        async for record in self._log.read(topics.GROUPS.name, self._partition, start, self.position):
+            self._note_config(record)
+
+    def _note_config(self, record: Record) -> None:
+        try:
+            body = record.event.body
+        except DecodeError:
+            return
+        if isinstance(body, LaneConfigured) and body.lane == self._lane:
+            self._config = (record.ref.offset, body)
+
+    async def _on_record(self, stage: Stage, record: Record) -> None:
+        self._note_config(record)
+        try:
+            body = record.event.body
+        except DecodeError as error:
+            log.warning("groups.v1: record set aside: %s", error)
+            return
+        if not isinstance(body, GroupSealed) or body.lane != self._lane:
+            return
+        if self._config is None:
+            raise NoPosition(f"lane {self._lane}: group sealed at {record.ref} before any lane.configured")
+        group = await self._fetch(record.ref.offset, body)
+        verdict = select(group, self._config[1], self._consents)
+        if isinstance(verdict, Kept):
+            self._open.kept.append(verdict)
+        else:
+            self._open.dropped.append(verdict)
+        if len(self._open.kept) >= self._config[1].groups_per_batch:
+            await self._commit(stage, record.ref.offset)
+
+    async def _fetch(self, offset: int, sealed: GroupSealed) -> GroupRecords:
+        members = [m for m in sealed.members if m.status == "rewarded" and m.reward is not None]
+        extents = [Extent(m.session_id, m.partition, m.first_offset, m.last_offset) for m in members]
+        refs = {m.session_id: m.reward for m in members if m.reward is not None}
+        return GroupRecords(
+            offset=offset,
+            sealed=sealed,
+            rewards=await read_rewards(self._log, refs),
+            sequences=await read_sequences(self._log, extents),
+        )
+
+    async def _commit(self, stage: Stage, input_offset: int) -> None:
+        assert self._config is not None
+        config_offset, config = self._config
+        positions = Positions(
+            config_offset=config_offset,
+            input_offset=input_offset,
+            subjects_offset=await self._log.stable_end(topics.SUBJECTS.name, 0),
+            weights_offset=await self._log.stable_end(topics.WEIGHTS.name, 0),
+        )
+        batch = build(self._open.kept, self._open.dropped, config, self._ordinal, positions)
+        event = Event.of(batch, id=batch.batch_id, source=f"assembler.{self._lane}")
+        async with stage.transaction() as transaction:
+            await transaction.append(topics.BATCHES.name, self._lane, event)
+            await transaction.cross_check(
+                f"assembler.{self._lane}", {(topics.GROUPS.name, self._partition): input_offset + 1}
+            )
+        log.info(
+            "lane %s batch %d: %d groups kept, %d dropped, %d members",
+            self._lane,
+            self._ordinal,
+            len(self._open.kept),
+            len(self._open.dropped),
+            len(batch.members),
+        )
+        self._ordinal += 1
+        self._open = _Open()

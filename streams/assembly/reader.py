@@ -1,0 +1,108 @@
+"""Fetches exactly the records that a group's seal or a batch names.
+
+Sessions of one partition overlap, so their ranges are read as unions, one pass a partition, and sorted by key.
+A record that can't be decoded makes its session undecodable: it is left out of the result, for ever, with the reason
+in the log. Never guesses: nothing outside the named offsets is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from odradek.streams.assembly.v1.sequence import MalformedSession, Sequence, sequence_of
+from odradek.streams.errors import DecodeError
+from odradek.streams.events.meta import RecordRef
+from odradek.streams.events.rewards import RewardAssigned
+from odradek.streams.log import EventLog
+from odradek.streams.ownership import SessionRecord
+
+log = logging.getLogger(__name__)
+
+SESSIONS = "sessions.v1"
+MERGE_GAP = 500
+"""Records between two ranges that are read through rather than skipped: a seek costs about as much. Too low: many
+seeks; too high: reads records that nobody wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where one session's records lie, both offsets inclusive."""
+
+    session_id: str
+    partition: int
+    first: int
+    last: int
+
+
+def unions(extents: Iterable[Extent]) -> dict[int, list[tuple[int, int]]]:
+    """By partition the ranges [first, last] to read, ascending, near ones merged."""
+    by_partition: dict[int, list[tuple[int, int]]] = {}
+    for extent in sorted(extents, key=lambda e: (e.partition, e.first)):
+        ranges = by_partition.setdefault(extent.partition, [])
+        if ranges and extent.first <= ranges[-1][1] + MERGE_GAP:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], extent.last))
+        else:
+            ranges.append((extent.first, extent.last))
+    return by_partition
+
+
+async def read_sessions(event_log: EventLog, extents: Iterable[Extent]) -> dict[str, list[SessionRecord]]:
+    """By session id its records in log order. A session with an undecodable record is absent."""
+    wanted = {e.session_id: e for e in extents}
+    found: dict[str, list[SessionRecord]] = {session: [] for session in wanted}
+    bad: set[str] = set()
+
+    async def scan(partition: int, first: int, last: int) -> None:
+        async for record in event_log.read(SESSIONS, partition, first, last + 1):
+            extent = wanted.get(record.key or "")
+            if extent is None or not extent.first <= record.ref.offset <= extent.last:
+                continue
+            try:
+                event = record.event
+            except DecodeError as error:
+                log.warning("session %s is unfit for training: %s", extent.session_id, error)
+                bad.add(extent.session_id)
+                continue
+            found[extent.session_id].append((record.ref.offset, event.id, event.meta, event.body))
+
+    ranges = unions(wanted.values())
+    await asyncio.gather(*(scan(p, first, last) for p, parts in ranges.items() for first, last in parts))
+    return {session: records for session, records in found.items() if session not in bad}
+
+
+async def read_sequences(event_log: EventLog, extents: Iterable[Extent]) -> dict[str, Sequence]:
+    """By session id its canonical sequence; sessions that do not make one are absent."""
+    sequences: dict[str, Sequence] = {}
+    for session, records in (await read_sessions(event_log, extents)).items():
+        try:
+            sequences[session] = sequence_of(session, records)
+        except MalformedSession as error:
+            log.warning("session %s is unfit for training: %s", session, error)
+    return sequences
+
+
+async def read_rewards(event_log: EventLog, refs: Mapping[str, RecordRef]) -> dict[str, RewardAssigned]:
+    """By session id the reward its seal names. A reference that holds something else is absent."""
+    rewards: dict[str, RewardAssigned] = {}
+    by_place = {(ref.partition, ref.offset): session for session, ref in refs.items()}
+    extents = [Extent(session, ref.partition, ref.offset, ref.offset) for session, ref in refs.items()]
+
+    async def scan(partition: int, first: int, last: int) -> None:
+        async for record in event_log.read("rewards.v1", partition, first, last + 1):
+            session = by_place.get((partition, record.ref.offset))
+            if session is None:
+                continue
+            try:
+                body = record.event.body
+            except DecodeError as error:
+                log.warning("reward of session %s: %s", session, error)
+                continue
+            if isinstance(body, RewardAssigned) and body.session_id == session:
+                rewards[session] = body
+
+    ranges = unions(extents)
+    await asyncio.gather(*(scan(p, first, last) for p, parts in ranges.items() for first, last in parts))
+    return rewards

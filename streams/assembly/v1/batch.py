@@ -1,0 +1,184 @@
+"""A batch from kept groups, and the arrays that are trained from a batch.
+
+`build` writes references and hashes; `materialise` turns the same sequences back into arrays. Trainer and replay call
+the same `materialise`, so rebuilding a batch is the training path itself. `verify` says for each leaf whether the
+rebuilt member has the recorded hash.
+"""
+
+from __future__ import annotations
+
+import uuid
+from array import array
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from odradek.streams.assembly.v1 import merkle
+from odradek.streams.assembly.v1.pack import pack
+from odradek.streams.assembly.v1.select import Candidate, Dropped, Kept, trained_masks
+from odradek.streams.assembly.v1.sequence import Sequence
+from odradek.streams.events.batches import BatchAssembled, BatchMember, DroppedGroup
+from odradek.streams.events.groups import LaneConfigured
+
+VERSION = 1
+BATCH_NAMESPACE = uuid.UUID("0d0a6b0e-7a52-5b5e-8a0e-6b7d9c1f2a33")
+"""Namespace of batch ids (RFC 9562, version 5)."""
+
+LeafKey = Callable[[str], bytes | None]
+"""The HMAC key of a subject's leaves; None for a subject without one. Raises KeyError for an erased subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The offsets a batch was made from."""
+
+    config_offset: int
+    input_offset: int
+    subjects_offset: int
+    weights_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroArrays:
+    """One packed micro-batch. T tokens, S sequences (a session's segments are sequences of their own).
+
+    tokens, positions, versions int32 [T]; mask uint8 [T]; logprobs, advantages float32 [T]; starts int32 [S + 1].
+    """
+
+    tokens: array[int]
+    positions: array[int]
+    mask: array[int]
+    logprobs: array[float]
+    advantages: array[float]
+    versions: array[int]
+    starts: array[int]
+
+
+def no_keys(_subject: str) -> bytes | None:
+    """The `LeafKey` of a deployment without subject keys."""
+    return None
+
+
+def build(
+    kept: Many[Kept],
+    dropped: Many[Dropped],
+    config: LaneConfigured,
+    ordinal: int,
+    positions: Positions,
+    leaf_key: LeafKey = no_keys,
+) -> BatchAssembled:
+    """The batch event of `kept` groups. Pure: the same inputs give the same bytes."""
+    members = [_member(group, one, config, ordinal, leaf_key) for group in kept for one in group.candidates]
+    return BatchAssembled(
+        batch_id=str(uuid.uuid5(BATCH_NAMESPACE, f"{config.lane}/{ordinal}/{positions.input_offset}")),
+        lane=config.lane,
+        policy=config.policy,
+        ordinal=ordinal,
+        groups=[group.offset for group in kept],
+        dropped=[
+            DroppedGroup(group_id=d.group_id, offset=d.offset, reason=d.reason, sampled_tokens=d.sampled_tokens)
+            for d in dropped
+        ],
+        members=members,
+        layout=pack([member.tokens for member in members], config.token_budget),
+        merkle_root=merkle.root([member.leaf for member in members]),
+        assembler_version=VERSION,
+        config_offset=positions.config_offset,
+        input_offset=positions.input_offset,
+        subjects_offset=positions.subjects_offset,
+        weights_offset=positions.weights_offset,
+    )
+
+
+def _member(group: Kept, one: Candidate, config: LaneConfigured, ordinal: int, leaf_key: LeafKey) -> BatchMember:
+    sequence = one.sequence
+    masks, stale = trained_masks(sequence, ordinal, config.max_staleness)
+    versions = sequence.sampled_versions()
+    assert one.member.reward is not None
+    return BatchMember(
+        session_id=sequence.session_id,
+        group_id=group.group_id,
+        partition=one.member.partition,
+        first_offset=one.member.first_offset,
+        last_offset=one.member.last_offset,
+        reward=one.member.reward,
+        total=one.reward.total,
+        advantage=one.advantage,
+        tokens=sequence.tokens,
+        trained_tokens=sum(sum(mask) for mask in masks),
+        masked_stale_tokens=stale,
+        oldest_version=min(versions, default=0),
+        newest_version=max(versions, default=0),
+        subject=sequence.meta.subject,
+        leaf=merkle.leaf(sequence, masks, one.advantage, leaf_key(sequence.meta.subject)),
+        truncated=sequence.truncated,
+    )
+
+
+def materialise(
+    batch: BatchAssembled,
+    sequences: Mapping[str, Sequence],
+    max_staleness: int,
+    left_out: frozenset[str] = frozenset(),
+) -> list[MicroArrays]:
+    """The arrays of a batch, micro-batch by micro-batch in layout order.
+
+    `sequences`: by session id, rebuilt from exactly the records the batch names. `left_out`: sessions whose consent
+    is gone by the time of the step; their tokens keep their place with mask 0.
+    """
+    return [
+        _micro([batch.members[at] for at in micro.members], batch.ordinal, sequences, max_staleness, left_out)
+        for micro in batch.layout
+    ]
+
+
+def _micro(
+    members: list[BatchMember],
+    ordinal: int,
+    sequences: Mapping[str, Sequence],
+    max_staleness: int,
+    left_out: frozenset[str],
+) -> MicroArrays:
+    out = MicroArrays(
+        tokens=array("i"),
+        positions=array("i"),
+        mask=array("B"),
+        logprobs=array("f"),
+        advantages=array("f"),
+        versions=array("i"),
+        starts=array("i", [0]),
+    )
+    for member in members:
+        sequence = sequences[member.session_id]
+        masks, _ = trained_masks(sequence, ordinal, max_staleness)
+        for segment, mask in zip(sequence.segments, masks, strict=True):
+            length = len(segment)
+            out.tokens.extend(segment.tokens)
+            out.positions.extend(range(length))
+            out.mask.extend(bytes(length) if member.session_id in left_out else mask)
+            out.logprobs.extend(segment.logprobs)
+            out.advantages.extend([member.advantage] * length)
+            out.versions.extend(segment.versions)
+            out.starts.append(out.starts[-1] + length)
+    return out
+
+
+def verify(
+    batch: BatchAssembled, sequences: Mapping[str, Sequence], max_staleness: int, leaf_key: LeafKey = no_keys
+) -> dict[str, str]:
+    """By session id: `rebuilt`, `erased` (its key is gone), `missing` (no sequence) or `mismatch`."""
+    verdicts: dict[str, str] = {}
+    for member in batch.members:
+        sequence = sequences.get(member.session_id)
+        if sequence is None:
+            verdicts[member.session_id] = "missing"
+            continue
+        try:
+            key = leaf_key(member.subject)
+        except KeyError:
+            verdicts[member.session_id] = "erased"
+            continue
+        masks, _ = trained_masks(sequence, batch.ordinal, max_staleness)
+        same = merkle.leaf(sequence, masks, member.advantage, key) == member.leaf
+        verdicts[member.session_id] = "rebuilt" if same else "mismatch"
+    return verdicts

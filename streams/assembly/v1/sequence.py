@@ -1,0 +1,127 @@
+"""The canonical sequence of a session: what the model saw and wrote, token by token, from the log alone.
+
+Guarantees: every sampled token appears exactly once and carries the version and log-probability it was sampled with;
+ids, mask, log-probs and versions have equal length; text is never re-tokenised; a context that the template or a
+summary rewrote starts a new segment. Pure; reads nothing but the records given.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from odradek.streams.codec import read_f32, read_i32
+from odradek.streams.events.meta import Meta
+from odradek.streams.events.sessions import ContextSummarized, SessionCompleted, SessionFailed, TurnSampled
+from odradek.streams.ownership import SessionRecord, accepted
+
+NO_VERSION = -1
+"""Version of a token that nobody sampled (prompt, result)."""
+TRUNCATED_ENDS = frozenset({"context", "turn_length", "turns", "wall_clock"})
+"""Ends by a budget and not by the policy's own decision: flagged truncated, scored as they stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One contiguous context. All four arrays have the same length T.
+
+    `tokens` int32; `mask` uint8, 1 where the policy sampled the token; `logprobs` float32 (0 where mask is 0);
+    `versions` int32 (`NO_VERSION` where mask is 0).
+    """
+
+    tokens: array[int]
+    mask: array[int]
+    logprobs: array[float]
+    versions: array[int]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A session as training sees it."""
+
+    session_id: str
+    meta: Meta
+    segments: list[Segment]
+    truncated: bool
+    failed: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens over all segments."""
+        return sum(len(segment) for segment in self.segments)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(sum(segment.mask) for segment in self.segments)
+
+    def sampled_versions(self) -> list[int]:
+        """Versions of the sampled tokens, in order."""
+        return [v for s in self.segments for v, m in zip(s.versions, s.mask, strict=True) if m]
+
+
+class MalformedSession(ValueError):
+    """The records do not make a sequence: the session is unfit for training, for ever."""
+
+
+def _empty() -> Segment:
+    return Segment(array("i"), array("B"), array("f"), array("i"))
+
+
+def sequence_of(session_id: str, records: Iterable[SessionRecord]) -> Sequence:
+    """The canonical sequence of a session's records (all of them, in log order).
+
+    Raises MalformedSession if a turn's arrays disagree in length or its position does not follow the one before.
+    """
+    segments = [_empty()]
+    meta: Meta | None = None
+    truncated = failed = False
+    for offset, _, record_meta, body in accepted(records):
+        meta = meta or record_meta
+        match body:
+            case ContextSummarized():
+                segments.append(_empty())
+                _extend(segments[-1], read_i32(body.prompt))
+            case TurnSampled():
+                _turn(segments[-1], body, f"session {session_id} at offset {offset}")
+            case SessionCompleted():
+                truncated = body.reason in TRUNCATED_ENDS
+            case SessionFailed():
+                failed = True
+            case _:
+                pass
+    if meta is None:
+        raise MalformedSession(f"session {session_id}: no records")
+    return Sequence(session_id, meta, [s for s in segments if len(s)], truncated, failed)
+
+
+def _extend(segment: Segment, prompt: list[int]) -> None:
+    segment.tokens.extend(prompt)
+    segment.mask.extend([0] * len(prompt))
+    segment.logprobs.extend([0.0] * len(prompt))
+    segment.versions.extend([NO_VERSION] * len(prompt))
+
+
+def _turn(segment: Segment, body: TurnSampled, where: str) -> None:
+    completion, logprobs = read_i32(body.completion), read_f32(body.logprobs)
+    if len(completion) != len(logprobs):
+        raise MalformedSession(f"{where}: {len(completion)} sampled tokens, {len(logprobs)} log-probs")
+    if body.position != len(segment):
+        raise MalformedSession(f"{where}: turn {body.turn} starts at {body.position}, context has {len(segment)}")
+    _extend(segment, read_i32(body.prompt))
+    segment.tokens.extend(completion)
+    segment.mask.extend([1] * len(completion))
+    segment.logprobs.extend(logprobs)
+    segment.versions.extend(_versions(body, len(completion), where))
+
+
+def _versions(body: TurnSampled, count: int, where: str) -> list[int]:
+    starts = [span.start for span in body.spans]
+    if count and (not starts or starts[0] != 0 or sorted(set(starts)) != starts or starts[-1] >= count):
+        raise MalformedSession(f"{where}: weight spans {starts} do not cover {count} tokens")
+    ends = [*starts[1:], count]
+    return [span.version for span, end in zip(body.spans, ends, strict=True) for _ in range(end - span.start)]
