@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from odradek.actors.policy.config import ModelConfig
@@ -27,6 +27,8 @@ HEAD: Final = "lm_head.weight"
 EMBED: Final = "model.embed_tokens.weight"
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
+_METADATA: Final = {"format": "pt"}
+"""transformers refuses a safetensors file that does not name its framework."""
 NAMES_SHOWN: Final = 5
 """Tensor names listed in one error message: enough to see the pattern, not a page of it."""
 
@@ -150,12 +152,12 @@ def save_hf(policy: Policy, directory: Path, max_shard_bytes: int | None = None)
     state = to_hf_state(policy)
     shards = list(_shards(state, max_shard_bytes))
     if len(shards) == 1:
-        save_file(state, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+        (directory / WEIGHTS_FILE).write_bytes(save(state, metadata=_METADATA))
         return
     weight_map: dict[str, str] = {}
     for n, names in enumerate(shards, 1):
         file = f"model-{n:05d}-of-{len(shards):05d}.safetensors"
-        save_file({name: state[name] for name in names}, directory / file, metadata={"format": "pt"})
+        (directory / file).write_bytes(save({name: state[name] for name in names}, metadata=_METADATA))
         weight_map |= dict.fromkeys(names, file)
     total = sum(t.nbytes for t in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
