@@ -20,8 +20,11 @@ from odradek.infra.demo.family.names import Names, WordLists, shipped_words
 from odradek.infra.demo.family.sets import RECIPES
 from odradek.infra.demo.family.task import DemoTask, Edit, FunctionSource
 
-MAX_TURNS = 8
-"""Turns of a demonstration, as a session's budget allows about as many."""
+MAX_TURNS = 6
+"""Turns of a demonstration, the last one included: the demo's sessions have the same budget."""
+
+TURNS_OF_AN_ATTEMPT = 2
+"""An edit and a test run; an attempt is begun only if they fit before the last turn."""
 
 MAX_ATTEMPTS = 3
 """Fixes tried before the agent gives up."""
@@ -146,11 +149,12 @@ class _Session:
     def _repair(self) -> None:
         tried: list[Edit] = []
         for attempt in range(MAX_ATTEMPTS):
-            if self._turns >= MAX_TURNS - 2:
+            if self._turns + TURNS_OF_AN_ATTEMPT >= MAX_TURNS:
                 return
             wanted = self._choose(tried)
             calls = self._calls_for(wanted, tried[-1] if tried else None)
-            if not tried and self._chance(self._habits.miscopy):
+            spare = self._turns + TURNS_OF_AN_ATTEMPT + 1 < MAX_TURNS
+            if not tried and spare and self._chance(self._habits.miscopy):
                 self._miscopy(wanted)
             tried.append(wanted)
             verify = self._chance(self._habits.verify)
