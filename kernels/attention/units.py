@@ -7,7 +7,7 @@ block's masked tiles are its last ones, its partial results are always added in 
 thus the bits, are a function of the block alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -50,24 +50,20 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """All chunks, over blocks of `block_size` queries."""
+    """All chunks, over blocks of `block_size` queries, with the flat query row that each row of a block copies."""
 
     block_size: int
-    blocks: int
     chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PagedPlan:
-    """A `BlockPlan` with, for each row of a block, the flat (request, query) row that it is a copy of."""
-
-    plan: BlockPlan
     source_rows: torch.Tensor
-    """int64 [blocks * block_size]; the rows of a ragged end repeat a real query."""
+    """int64 [blocks * block_size]; the rows of a ragged end repeat a real query, so that their scores stay finite."""
     real_rows: torch.Tensor
     """Places in `source_rows` that are real queries."""
-    complete: bool
+    in_place: bool
     """Every query of the batch is real and stands in its own place: nothing to scatter."""
+
+
+PagedPlan = BlockPlan
+"""What one engine step shares between its layers."""
 
 
 def block_size_for(queries: int) -> int:
@@ -106,7 +102,7 @@ def plan_units(first_Bk: torch.Tensor, tiles_Bk: torch.Tensor, positions_Bk_Q: t
     return tuple(chunks)
 
 
-def plan_paged(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_len_B: torch.Tensor) -> PagedPlan:
+def plan_paged(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_len_B: torch.Tensor) -> BlockPlan:
     """The plan of one engine step on CPU, shared by all its layers."""
     requests, queries = q_positions_B_Q.shape
     pages = block_table_B_M.shape[1]
@@ -127,9 +123,29 @@ def plan_paged(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_l
     first_Bk = rows[:, 0] // max(queries, 1) * pages
     table = block_table_B_M.reshape(-1).long()
     chunks = tuple(
-        Chunk(c.block0, c.block1, c.block_U, table[c.tile_U], c.first_masked, c.hidden_U_Q_K)
-        for c in plan_units(first_Bk, tiles_Bk, positions_Bk_S)
+        replace(chunk, tile_U=table[chunk.tile_U]) for chunk in plan_units(first_Bk, tiles_Bk, positions_Bk_S)
     )
     real_rows = real.reshape(-1).nonzero()[:, 0]
-    complete = size == queries == 1 and len(rows) == requests
-    return PagedPlan(BlockPlan(size, len(rows), chunks), rows.reshape(-1), real_rows, complete)
+    in_place = size == queries == 1 and len(rows) == requests
+    return BlockPlan(size, chunks, rows.reshape(-1), real_rows, in_place)
+
+
+def plan_causal(bounds: list[int]) -> BlockPlan:
+    """The plan of packed sequences: each is cut into 64-token tiles that are its blocks of queries and of keys alike.
+
+    `source_rows` serves both: row i of tile t of padded queries, keys and values is token `source_rows[t * 64 + i]`.
+    """
+    starts_S = torch.tensor(bounds[:-1], dtype=torch.int64)
+    lengths_S = torch.tensor(bounds[1:], dtype=torch.int64) - starts_S
+    starts_S, lengths_S = starts_S[lengths_S > 0], lengths_S[lengths_S > 0]
+    tiles_S = (lengths_S + TILE - 1) // TILE
+    sequence_Bk = torch.repeat_interleave(torch.arange(len(starts_S)), tiles_S)
+    first_S = tiles_S.cumsum(0) - tiles_S
+    within_Bk = torch.arange(len(sequence_Bk)) - first_S[sequence_Bk]
+    positions = within_Bk[:, None] * TILE + torch.arange(TILE)
+    last = lengths_S[sequence_Bk][:, None] - 1
+    real = positions <= last
+    positions = torch.minimum(positions, last)
+    source = (starts_S[sequence_Bk][:, None] + positions).reshape(-1)
+    chunks = plan_units(first_S[sequence_Bk], within_Bk + 1, positions)
+    return BlockPlan(TILE, chunks, source, real.reshape(-1).nonzero()[:, 0], False)
