@@ -193,12 +193,13 @@ class S3Store:
         except (
             TimeoutError,
             botocore.exceptions.HTTPClientError,
+            botocore.exceptions.ConnectionError,
             botocore.exceptions.IncompleteReadError,
             botocore.exceptions.ResponseStreamingError,
         ) as error:
             raise StoreUnreachable(f"{where}: no answer ({type(error).__name__}); is the store up?", key=key) from None
-        except botocore.exceptions.NoCredentialsError:
-            raise Terminal(f"{where}: no credentials; set access_key and secret_key", key=key) from None
+        except botocore.exceptions.BotoCoreError as error:
+            raise Terminal(f"{where}: {type(error).__name__}; check endpoint, bucket and keys", key=key) from error
 
 
 def _status(error: botocore.exceptions.ClientError) -> int:

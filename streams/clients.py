@@ -5,6 +5,7 @@ position by itself and never commits by itself.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from aiokafka import errors as kafka
 
 from odradek.streams import errors
 from odradek.streams.config import KafkaConfig
+
+logger = logging.getLogger(__name__)
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Bytes of the largest record. Content above codec.INLINE_LIMIT belongs in blobs; this bounds what cannot be split."""
@@ -27,6 +30,13 @@ FETCH_BYTES = 4 * 1024 * 1024
 
 FETCH_WAIT_MS = 250
 """Milliseconds a broker holds a fetch open for new data. Too low: idle readers poll. Too high: `stop` takes longer."""
+
+
+STOP_S = 5.0
+"""Seconds a client may take to close; a dead broker must not hold up a process that is leaving."""
+
+STOP_AGAIN_S = 1.0
+"""Seconds after which a client that is closing is asked a second time."""
 
 
 def producer(config: KafkaConfig, *, compression: str | None = None, **options: Any) -> AIOKafkaProducer:
@@ -70,19 +80,21 @@ async def start(config: KafkaConfig, client: AIOKafkaProducer | AIOKafkaConsumer
         raise
 
 
-STOP_S = 5.0
-"""Seconds a client may take to close; a dead broker must not hold up a process that is leaving."""
-
-
 async def stop(client: AIOKafkaProducer | AIOKafkaConsumer | Any) -> None:
     """Closes a client; one that cannot say goodbye within the deadline is cut off."""
-    try:
-        async with asyncio.timeout(STOP_S):
-            method = getattr(client, "stop", None) or client.close
-            await method()
-    except (TimeoutError, kafka.KafkaError, OSError):
-        if hasattr(client, "_closed"):
-            client._closed = True
+    closing = asyncio.ensure_future((getattr(client, "stop", None) or client.close)())
+    done, _ = await asyncio.wait({closing}, timeout=STOP_AGAIN_S)
+    if not done:
+        # A fetcher that is just dropping an old assignment swallows the first cancellation; the second one reaches it.
+        fetcher = getattr(client, "_fetcher", None)
+        if fetcher is not None:
+            fetcher._fetch_task.cancel()
+        done, _ = await asyncio.wait({closing}, timeout=STOP_S)
+    if not done:
+        closing.cancel()
+        client._closed = True
+    elif not closing.cancelled() and (error := closing.exception()) is not None:
+        logger.debug("closing a Kafka client: %s", type(error).__name__)
 
 
 def unreachable(config: KafkaConfig, error: BaseException) -> errors.BrokerUnreachable:
@@ -109,10 +121,10 @@ def translated(config: KafkaConfig, error: BaseException, doing: str, topic: str
         )
     if isinstance(error, kafka.MessageSizeTooLargeError):
         return errors.EventTooLarge(f"{doing}{at}: {error}; put large parts in the blob store", **facts)
-    if isinstance(error, kafka.KafkaConnectionError | kafka.NodeNotReadyError | OSError):
-        return unreachable(config, error)
     if isinstance(error, TimeoutError | kafka.KafkaTimeoutError | kafka.RequestTimedOutError):
         return errors.DeadlineExceeded(f"{doing}{at}: no answer from {config.bootstrap} within the deadline", **facts)
+    if isinstance(error, kafka.KafkaConnectionError | kafka.NodeNotReadyError | OSError):
+        return unreachable(config, error)
     detail = f"{doing}{at} at {config.bootstrap}: {type(error).__name__}: {error}"
     retriable = getattr(error, "retriable", False)
     return errors.Retryable(detail, **facts) if retriable else errors.Terminal(detail, **facts)

@@ -11,8 +11,8 @@ Not here: transactions (`transactions.py`), group consumers (`consumers.py`), ob
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
@@ -38,8 +38,22 @@ READERS = 8
 """Range reads that run at one time in a process, each on a connection of its own. Too low: a batch is materialised one
 session after another. Too high: connections and fetch buffers."""
 
+RANGE_WAIT_MS = 20
+"""Milliseconds a broker may hold a range read's fetch. The data is there; a longer wait would only make the next read
+on the same connection stand behind a fetch that nobody wants any more."""
+
+APPEND_GRACE_S = 5.0
+"""Seconds an append waits beyond the client's own time-out, so that the client's reason is the one reported."""
+
 POLL_MS = 200
 """Milliseconds one poll waits for records. Only how soon a stop is noticed depends on it."""
+
+STABLE_S = 60.0
+"""Seconds to wait for other writers' transactions to end: their time-out, and the 10 s rhythm in which a broker looks
+for expired ones, have to fit."""
+
+STABLE_POLL_S = 0.02
+"""Seconds between looks at the last stable offset. Too low: requests. Too high: a stage opens late."""
 
 KEYS_REMEMBERED = 200_000
 """Keys whose first offset a process remembers, so that folding a session does not read the partition from its start.
@@ -111,7 +125,7 @@ class EventLog:
         """Writes events in the given order, pipelined; all are durable on return. After an error some may be."""
         row = topics.declared(topic)
         producer = await self._producer(row.compression)
-        limit = self.config.request_timeout_s
+        limit = self.config.request_timeout_s + APPEND_GRACE_S
         key = ""
         try:
             async with asyncio.timeout(limit):
@@ -141,7 +155,7 @@ class EventLog:
         if partition is None and not row.open and key is not None:
             partition = row.partition_of(key.decode("utf-8", "backslashreplace"))
         producer = await self._producer(row.compression)
-        limit = deadline_s if deadline_s is not None else self.config.request_timeout_s
+        limit = deadline_s if deadline_s is not None else self.config.request_timeout_s + APPEND_GRACE_S
         try:
             async with asyncio.timeout(limit):
                 done = await (await self._send(producer, topic, key, value, headers, partition))
@@ -203,6 +217,21 @@ class EventLog:
         """Last stable offset of several (default: all) partitions."""
         return await self._list_offsets("end_offsets", topic, partitions, committed=True)
 
+    async def wait_stable(self, topic: str, partition: int, end: int, deadline_s: float = STABLE_S) -> None:
+        """Waits until committed readers can see everything before `end`. A transaction's markers are written shortly
+        after its commit returns, and another writer's open transaction holds the partition back."""
+        clock = asyncio.get_running_loop()
+        deadline = clock.time() + deadline_s
+        while (stable := await self.stable_end(topic, partition)) < end:
+            if clock.time() > deadline:
+                raise DeadlineExceeded(
+                    f"{topic}/{partition} at {self.config.bootstrap} is stable up to {stable}, expected {end} within "
+                    f"{deadline_s:g} s: a writer holds a transaction open",
+                    topic=topic,
+                    partition=partition,
+                )
+            await asyncio.sleep(STABLE_POLL_S)
+
     async def high_water(self, topic: str, partition: int) -> int:
         """The raw end of a partition, open transactions included."""
         return (await self._list_offsets("end_offsets", topic, [partition], committed=False))[partition]
@@ -254,16 +283,20 @@ class EventLog:
         *,
         gap: GapPolicy = GapPolicy.ERROR,
         stall_s: float = STALL_S,
-    ) -> AsyncIterator[Record]:
+    ) -> AsyncGenerator[Record, None]:
         """Records of [start, end) in order; `end` is the stable end as of now unless given. Decoding is the caller's,
-        record by record, so that one bad record does not hide the others."""
+        record by record, so that one bad record does not hide the others. A caller that leaves early closes the
+        generator (`contextlib.aclosing`) to free its connection at once."""
         stop = end if end is not None else await self.stable_end(topic, partition)
         if start >= stop:
             if end is None and start > stop:
                 raise self._gap_error(topic, partition, start, stop)
             return
-        async with self._reader() as consumer:
-            async for record in self._range(consumer, topic, partition, start, stop, gap, stall_s):
+        async with (
+            self._reader() as consumer,
+            aclosing(self._range(consumer, topic, partition, start, stop, gap, stall_s)) as records,
+        ):
+            async for record in records:
                 yield record
 
     async def _range(
@@ -275,7 +308,7 @@ class EventLog:
         stop: int,
         gap: GapPolicy,
         stall_s: float,
-    ) -> AsyncIterator[Record]:
+    ) -> AsyncGenerator[Record, None]:
         tp = clients.partition(self.config, topic, partition)
         consumer.assign([tp])
         consumer.seek(tp, start)
@@ -347,7 +380,7 @@ class EventLog:
         async with self._slots:
             consumer = self._idle.pop() if self._idle else None
             if consumer is None:
-                consumer = clients.consumer(self.config)
+                consumer = clients.consumer(self.config, fetch_max_wait_ms=RANGE_WAIT_MS)
                 await clients.start(self.config, consumer)
             healthy = False
             try:
@@ -357,7 +390,7 @@ class EventLog:
                 healthy = True
                 raise
             finally:
-                consumer.unsubscribe()
+                consumer.pause(*consumer.assignment())  # not unsubscribe: a fetch under way may end in peace
                 if healthy:
                     self._idle.append(consumer)
                 else:
@@ -365,13 +398,14 @@ class EventLog:
 
     async def read_ref(self, ref: RecordRef) -> Record:
         """The one record at these coordinates."""
-        async for record in self.read(ref.topic, ref.partition, ref.offset, ref.offset + 1):
-            return record
+        async with aclosing(self.read(ref.topic, ref.partition, ref.offset, ref.offset + 1)) as records:
+            async for record in records:
+                return record
         raise OffsetGap.at("no committed record", ref.topic, ref.partition, ref.offset)
 
     async def read_key(
         self, topic: str, key: str, *, start: int | None = None, end: int | None = None
-    ) -> AsyncIterator[Record]:
+    ) -> AsyncGenerator[Record, None]:
         """Records of one key up to the stable end, in order: how a session is folded.
 
         Give `start` (the offset of the key's first record, or any offset before it) where it is known. Without it the
@@ -382,9 +416,10 @@ class EventLog:
         if start is None:
             start = await self._first_offset(topic, partition, key, stop)
         wanted = key.encode()
-        async for record in self.read(topic, partition, start, stop):
-            if record.key_bytes == wanted:
-                yield record
+        async with aclosing(self.read(topic, partition, start, stop)) as records:
+            async for record in records:
+                if record.key_bytes == wanted:
+                    yield record
 
     async def _first_offset(self, topic: str, partition: int, key: str, stop: int) -> int:
         """Where a key begins, from memory, after scanning whatever this process has not scanned yet."""
@@ -405,19 +440,20 @@ class EventLog:
 
     async def tail(
         self, topic: str, start: Mapping[int, int], *, gap: GapPolicy = GapPolicy.ERROR, stall_s: float = STALL_S
-    ) -> AsyncIterator[Record]:
+    ) -> AsyncGenerator[Record, None]:
         """Records of the given partitions from the given offsets on, for ever, in order within each partition.
 
         It waits as long as nothing is written, but not for a broker that has stopped answering: that is
         `BrokerUnreachable` after `stall_s`. Leave the loop (or cancel the task) to end it.
         """
-        async for batch in self.tail_batches(topic, start, gap=gap, stall_s=stall_s):
-            for record in batch:
-                yield record
+        async with aclosing(self.tail_batches(topic, start, gap=gap, stall_s=stall_s)) as batches:
+            async for batch in batches:
+                for record in batch:
+                    yield record
 
     async def tail_batches(
         self, topic: str, start: Mapping[int, int], *, gap: GapPolicy = GapPolicy.ERROR, stall_s: float = STALL_S
-    ) -> AsyncIterator[list[Record]]:
+    ) -> AsyncGenerator[list[Record], None]:
         """Like `tail`, poll by poll: a quiet poll yields an empty list, so that the caller can look at its clock."""
         consumer = clients.consumer(self.config)
         await clients.start(self.config, consumer)

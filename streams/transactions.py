@@ -23,7 +23,7 @@ from aiokafka import errors as kafka
 
 from odradek.streams import clients, topics
 from odradek.streams.envelope import Event, Record, encode
-from odradek.streams.errors import DeadlineExceeded, ProducerFenced, Terminal, TransactionLost
+from odradek.streams.errors import ProducerFenced, Terminal, TransactionLost
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
 
@@ -34,9 +34,6 @@ high: readers of the output partitions stand still that long when a stage is kil
 OPEN_S = 60.0
 """Seconds for the producer id and for a predecessor's transaction to end: the broker looks for expired ones every 10 s,
 and a fresh broker first creates its transaction log."""
-
-SETTLE_POLL_S = 0.05
-"""Seconds between looks at the last stable offset while a predecessor's transaction ends."""
 
 LOOK_BACK = 64
 """Offsets read first when looking for the last output record; doubled until it is found."""
@@ -132,21 +129,8 @@ class Stage:
             raise
         self._producer = producer
         for topic, number in sorted(self.outputs):
-            await self._settled(topic, number)
-
-    async def _settled(self, topic: str, number: int) -> None:
-        mark = await self.log.high_water(topic, number)
-        clock = asyncio.get_running_loop()
-        deadline = clock.time() + OPEN_S
-        while (stable := await self.log.stable_end(topic, number)) < mark:
-            if clock.time() > deadline:
-                raise DeadlineExceeded(
-                    f"stage {self.transactional_id}: {topic}/{number} is stable up to {stable}, expected {mark} within "
-                    f"{OPEN_S:g} s: another writer holds a transaction open",
-                    topic=topic,
-                    partition=number,
-                )
-            await asyncio.sleep(SETTLE_POLL_S)
+            mark = await self.log.high_water(topic, number)
+            await self.log.wait_stable(topic, number, mark)
 
     async def close(self) -> None:
         """Lets go of the producer; an open transaction is left to the broker to abort."""
@@ -173,7 +157,8 @@ class Stage:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         """Commits on a normal exit, aborts on an exception. Raises `TransactionLost` (reopen and redo; after a lost
-        commit `last` says whether it took place) or `ProducerFenced` (stop)."""
+        commit `last` says whether it took place) or `ProducerFenced` (stop). Committed events become readable a few
+        milliseconds later (`EventLog.wait_stable`), when the broker has written the markers."""
         producer = self._producer
         if producer is None:
             raise TransactionLost(f"stage {self.transactional_id} is not open: open it (again) first")

@@ -46,6 +46,7 @@ async def log(fresh_config: KafkaConfig) -> AsyncIterator[EventLog]:
 
 
 async def ordinals(log: EventLog) -> list[int]:
+    await log.wait_stable("batches.v1", 0, await log.high_water("batches.v1", 0))
     return [record.event.body.ordinal async for record in log.read("batches.v1", 0, 0)]
 
 
