@@ -28,7 +28,7 @@ from odradek.streams.events.groups import (
     MemberReplaced,
 )
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.events.tasks import TaskCancelled, TaskEvent
+from odradek.streams.events.tasks import TaskCancelled, TaskEvent, TaskPublished
 from odradek.streams.events.weights import (
     CurrentWeights,
     VersionPinned,
@@ -78,6 +78,8 @@ class Controller:
     def __init__(self, lane: LaneConfigured) -> None:
         self.lane = lane
         self.groups: dict[str, GroupState] = {}
+        self.tasks: dict[str, TaskPublished] = {}
+        """By group id the task of an open group, where this process has seen it."""
         self.queue = TaskQueue()
         self.backlog = Backlog(lane.groups_per_batch, lane.max_staleness)
         self.weights: dict[str, PolicyWeights] = {}
@@ -128,6 +130,7 @@ class Controller:
 
     def _closed(self, group: str) -> None:
         self.groups.pop(group, None)
+        self.tasks.pop(group, None)
 
     def _count(self) -> None:
         lane = self.lane.lane
@@ -280,6 +283,7 @@ class Controller:
     ) -> GroupOpened:
         task = head.task
         group = group_id(head.ref)
+        self.tasks[group] = task
         return GroupOpened(
             group_id=group,
             lane=self.lane.lane if task.purpose == "rl" else EVAL_LANE,

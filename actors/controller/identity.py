@@ -51,3 +51,4 @@ def _parts(task: TaskPublished) -> Iterable[bytes]:
         yield task.files[path].encode()
     yield task.files_ref.sha256.encode() if task.files_ref is not None else b""
     yield msgspec.json.encode(task.tests, order="deterministic") if task.tests is not None else b""
+    yield msgspec.json.encode(task.script, order="deterministic") if task.script is not None else b""

@@ -12,7 +12,6 @@ Waits: for groups (no deadline: nothing is owed), for the log (its deadlines). U
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from odradek.streams import topics
@@ -24,11 +23,10 @@ from odradek.streams.errors import DecodeError, NoPosition
 from odradek.streams.events.batches import BatchAssembled
 from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.log import EventLog
+from odradek.streams.privacy.consent import Consents
 from odradek.streams.transactions import Stage
 
 log = logging.getLogger(__name__)
-
-Consents = Callable[[str], bool]
 
 
 @dataclass(slots=True)
@@ -42,10 +40,10 @@ class _Open:
 class Assembler:
     """Runs one lane. `run` returns only by exception or cancellation."""
 
-    def __init__(self, event_log: EventLog, lane: str, consents: Consents = lambda _subject: False) -> None:
+    def __init__(self, event_log: EventLog, lane: str) -> None:
         self._log = event_log
         self._lane = lane
-        self._consents = consents
+        self._consents = Consents()
         self._partition = topics.GROUPS.partition_of(lane)
         self._output = (topics.BATCHES.name, topics.BATCHES.partition_of(lane))
         self._config: tuple[int, LaneConfigured] | None = None
@@ -105,6 +103,7 @@ class Assembler:
         if self._config is None:
             raise NoPosition(f"lane {self._lane}: group sealed at {record.ref} before any lane.configured")
         group = await self._fetch(record.ref.offset, body)
+        await self._consents.refresh(self._log)
         verdict = select(group, self._config[1], self._consents)
         if isinstance(verdict, Kept):
             self._open.kept.append(verdict)
@@ -130,7 +129,7 @@ class Assembler:
         positions = Positions(
             config_offset=config_offset,
             input_offset=input_offset,
-            subjects_offset=await self._log.stable_end(topics.SUBJECTS.name, 0),
+            subjects_offset=self._consents.offset,
             weights_offset=await self._log.stable_end(topics.WEIGHTS.name, 0),
         )
         batch = build(self._open.kept, self._open.dropped, config, self._ordinal, positions)

@@ -15,5 +15,5 @@ def assembler(version: int) -> ModuleType:
     """The module with `build`, `materialise` and `verify` of that version; raises Terminal if this build lacks it."""
     if version not in _BY_VERSION:
         known = ", ".join(map(str, _BY_VERSION))
-        raise Terminal(f"assembler version {version} is not in this build (it has {known}): use the release that has it")
+        raise Terminal(f"assembler version {version} is not in this build (it has {known}): use one that has it")
     return _BY_VERSION[version]

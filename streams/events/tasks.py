@@ -40,6 +40,19 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     pass_to_pass: list[str] = []
 
 
+class HiddenScript(msgspec.Struct, frozen=True, kw_only=True):
+    """A Harbor-style verifier: files placed beside the workspace after the agent is gone, and the command that grades.
+
+    The command writes a number to ``/logs/verifier/reward.txt`` (or ``reward.json``, an object of numbers); its exit
+    code alone never passes.
+    """
+
+    files: dict[str, bytes]
+    """By path under ``/tests``. Bytes are base64 in JSON."""
+    command: str = "bash /tests/test.sh"
+    timeout_seconds: float = 120.0
+
+
 class TaskPublished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="task.published.v1"):
     """A request for rollouts. The same idempotency key (or, without one, the same task id) twice is one task."""
 
@@ -50,6 +63,9 @@ class TaskPublished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     files_ref: BlobRef | None = None
     """A tar of the starting workspace in the object store."""
     tests: HiddenTests | None = None
+    """Cases for one function; compared by a parent process that alone knows what is wanted."""
+    script: HiddenScript | None = None
+    """A verifier of the task's own, where `tests` does not fit. Exactly one of the two grades a task."""
     image: str = "demo"
     """Name or digest of a built sandbox image."""
     setup: list[str] = []

@@ -1,0 +1,307 @@
+"""The controller's shell: feeds the pure core from the log, commits what it decides, hands members to their hosts.
+
+For its loop: consumes tasks.v1, rewards.v1, batches.v1, weights.v1; produces groups.v1 and weights.current.v1, both
+in one transaction a tick under one transactional id (a paused controller that comes back is fenced and ends); waits
+for session actors (`STATUS_TIMEOUT_S`), the broker (the log's deadlines); unblocked by whatever arrives or by the tick.
+
+Start-up folds the log: its own decisions, then what other topics say since; then it hands over every member without a
+verdict. Group ids, member ids and hosts are deterministic, so doing this twice does nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import ray.exceptions
+
+from odradek.actors.controller.core import EVAL_LANE, Controller, Placement
+from odradek.actors.controller.identity import sampling_seed
+from odradek.actors.controller.placement import Placer, host_of
+from odradek.actors.runtime.deployment import Deployment, actor_handle
+from odradek.actors.runtime.loop import LoopThread
+from odradek.actors.session.actor import HostStatus
+from odradek.actors.session.ports import WorkspaceStart
+from odradek.actors.session.runner import SessionSpec
+from odradek.streams import topics
+from odradek.streams.dlq import dead_letter
+from odradek.streams.envelope import Event, Record, event_id
+from odradek.streams.errors import DecodeError
+from odradek.streams.events.groups import GroupEvent, GroupOpened, LaneConfigured
+from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
+from odradek.streams.events.sessions import CancelRequested, SamplingParams, SessionOpened
+from odradek.streams.events.tasks import TaskPublished
+from odradek.streams.events.weights import CurrentWeights
+from odradek.streams.log import EventLog
+from odradek.streams.transactions import Stage
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""Seconds between looks at the world. Too low burns CPU on idle ticks; too high delays seals and placements."""
+STATUS_TIMEOUT_S = 10.0
+"""Seconds a session actor may take to answer. Past it the host counts as away for this tick."""
+NAME = "controller"
+
+
+class ControllerActor:
+    """Ray actor class: one a deployment."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        logging.basicConfig(level=deployment.log_level)
+        self._deployment = deployment
+        self._core = Controller(deployment.lane)
+        self._placer = Placer(deployment.session_actors)
+        self._inbox: asyncio.Queue[Record] = asyncio.Queue(maxsize=10_000)
+        self._statuses: dict[int, HostStatus] = {}
+        self._ready = False
+        self._loop = LoopThread(NAME)
+        self._loop.main(self._run(), NAME)
+
+    async def state(self) -> dict[str, Any]:
+        """What `odradek status` and `watch` show of the controller."""
+        return await self._loop.call(self._state())
+
+    async def _state(self) -> dict[str, Any]:
+        core = self._core
+        return {
+            "ready": self._ready,
+            "open_groups": core.backlog.open_groups,
+            "waiting_tasks": len(core.queue),
+            "expected_staleness": core.backlog.expected_staleness,
+            "keep_rate": core.backlog.keep_rate,
+            "assembled": core.assembled,
+            "trained": core.trained,
+            "active_sessions": sum(len(s.active) for s in self._statuses.values()),
+            "oldest_wait_s": max((s.oldest_wait_s for s in self._statuses.values()), default=0.0),
+            "oldest_wait_for": max(
+                ((s.oldest_wait_s, s.oldest_wait_for) for s in self._statuses.values()), default=(0.0, "")
+            )[1],
+        }
+
+    # -- start-up ----------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        self._log = EventLog(self._deployment.kafka)
+        await self._log.start()
+        lanes = [self._deployment.lane.lane, EVAL_LANE]
+        outputs = [(topics.GROUPS.name, topics.GROUPS.partition_of(lane)) for lane in lanes]
+        async with Stage(self._log, NAME, [*outputs, (topics.WEIGHTS_CURRENT.name, 0)]) as stage:
+            starts = await self._recover(outputs)
+            if not await self._configured(outputs[0][1]):
+                await self._commit(stage, [self._deployment.lane], [])
+            self._hosts = [
+                actor_handle(f"session-{i}", self._deployment.namespace)
+                for i in range(self._deployment.session_actors)
+            ]
+            async with asyncio.TaskGroup() as group:
+                for topic, start in starts.items():
+                    group.create_task(self._follow(topic, start))
+                group.create_task(self._work(stage))
+
+    async def _recover(self, outputs: list[tuple[str, int]]) -> dict[str, dict[int, int]]:
+        """Fold its own past; returns where to follow each input from."""
+        tasks_low: dict[int, int] = {}
+        oldest_open: dict[str, int] = {}
+        for topic, number in outputs:
+            async for record in self._all(topic, number):
+                body = record.event.body
+                self._core.apply_group(record.ref.offset, body)
+                if isinstance(body, GroupOpened):
+                    oldest_open[body.group_id] = record.timestamp_ms
+                    for partition, low in enumerate(body.tasks_low):
+                        tasks_low[partition] = max(low, tasks_low.get(partition, 0))
+        self._core.recovered()
+        async for record in self._all(topics.WEIGHTS_CURRENT.name, 0):
+            self._core.on_current(record.event.body)
+        since = min((oldest_open[group] for group in self._core.groups), default=None)
+        return {
+            topics.TASKS.name: {p: tasks_low.get(p, 0) for p in await self._log.partitions(topics.TASKS.name)},
+            topics.REWARDS.name: await self._rewards_start(since),
+            topics.WEIGHTS.name: {0: await self._log.beginning(topics.WEIGHTS.name, 0)},
+            topics.BATCHES.name: {outputs[0][1]: await self._log.beginning(topics.BATCHES.name, outputs[0][1])},
+        }
+
+    async def _rewards_start(self, since_ms: int | None) -> dict[int, int]:
+        """No verdict of an open group lies before the oldest open group's record."""
+        if since_ms is None:
+            return await self._log.stable_ends(topics.REWARDS.name)
+        return await self._log.offsets_for_time(topics.REWARDS.name, datetime.fromtimestamp(since_ms / 1000, UTC))
+
+    async def _configured(self, number: int) -> bool:
+        """Whether the lane's configuration in force is this deployment's."""
+        latest: LaneConfigured | None = None
+        async for record in self._all(topics.GROUPS.name, number):
+            if isinstance(record.event.body, LaneConfigured):
+                latest = record.event.body
+        return latest == self._deployment.lane
+
+    async def _all(self, topic: str, number: int) -> AsyncIterator[Record]:
+        async for record in self._log.read(topic, number, await self._log.beginning(topic, number)):
+            yield record
+
+    # -- inputs ------------------------------------------------------------------------------------------------
+
+    async def _follow(self, topic: str, start: Mapping[int, int]) -> None:
+        async for record in self._log.tail(topic, start):
+            await self._inbox.put(record)
+
+    async def _take(self, record: Record) -> None:
+        """One record of any input. What can't be decoded goes to the dead letters and stops nothing."""
+        try:
+            body = record.event.body
+        except DecodeError as error:
+            await dead_letter(self._log, NAME, record, error)
+            return
+        match record.ref.topic:
+            case topics.TASKS.name:
+                self._core.on_task(record.ref, body)
+            case topics.REWARDS.name:
+                if isinstance(body, RewardAssigned | RewardUngraded):
+                    self._core.on_verdict(record.ref, body)
+            case topics.BATCHES.name:
+                self._core.on_batch(body)
+            case topics.WEIGHTS.name:
+                self._core.on_weights(body)
+
+    # -- the tick ----------------------------------------------------------------------------------------------
+
+    async def _work(self, stage: Stage) -> None:
+        while True:
+            await self._drain()
+            await self._ask_hosts()
+            before = {group: list(state.members) for group, state in self._core.groups.items()}
+            await self._decide(stage)
+            await self._hand_over()
+            closed = before.keys() - self._core.groups.keys()
+            await self._cancel({member for group in closed for member in before[group]})
+            self._ready = True
+
+    async def _drain(self) -> None:
+        """Take everything that has arrived; wait a tick for the first."""
+        try:
+            async with asyncio.timeout(TICK_S):
+                await self._take(await self._inbox.get())
+        except TimeoutError:
+            return
+        while not self._inbox.empty():
+            await self._take(self._inbox.get_nowait())
+
+    async def _ask_hosts(self) -> None:
+        async def ask(index: int) -> tuple[int, HostStatus | None]:
+            try:
+                async with asyncio.timeout(STATUS_TIMEOUT_S):
+                    return index, await self._hosts[index].status.remote()
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                log.warning("session actor %d does not answer: %s", index, type(error).__name__)
+                return index, None
+
+        answers = await asyncio.gather(*(ask(i) for i in range(len(self._hosts))))
+        self._statuses = {index: status for index, status in answers if status is not None}
+
+    async def _decide(self, stage: Stage) -> None:
+        active = sum(len(status.active) for status in self._statuses.values())
+        free = self._deployment.max_sessions - active if self._statuses else 0
+        floor = await self._log.stable_ends(topics.SESSIONS.name) if len(self._core.queue) and free > 0 else {}
+        decisions = self._core.decide(int(time.time() * 1000), free, [floor[p] for p in sorted(floor)])
+        changes = self._core.decide_weights()
+        if decisions or changes:
+            await self._commit(stage, decisions, changes)
+
+    async def _commit(self, stage: Stage, decisions: list[GroupEvent], changes: list[CurrentWeights]) -> None:
+        """All or nothing; folded only once committed."""
+        items: list[tuple[str, str, Event[Any]]] = []
+        for decision in decisions:
+            items.append((topics.GROUPS.name, decision.lane, self._event(decision)))
+        for change in changes:
+            items.append((topics.WEIGHTS_CURRENT.name, change.policy, self._event(change)))
+        async with stage.transaction() as transaction:
+            refs = await transaction.append_many(items)
+        for ref, decision in zip(refs, decisions, strict=False):
+            self._core.apply_group(ref.offset, decision)
+        for change in changes:
+            self._core.on_current(change)
+
+    @staticmethod
+    def _event(body: Any) -> Event[Any]:
+        """Its id is that of the decision: the same decision made again has the same id."""
+        digest = hashlib.sha256(msgspec.msgpack.encode(body)).hexdigest()
+        return Event.of(body, id=event_id(NAME, digest), source=NAME)
+
+    # -- placement ---------------------------------------------------------------------------------------------
+
+    async def _hand_over(self) -> None:
+        placements = {p.session_id: p for p in self._core.placements()}
+        self._placer.forget(placements)
+        boots = {i: s.boot_id for i, s in self._statuses.items()}
+        active = {i: frozenset(s.active) for i, s in self._statuses.items()}
+        now = time.monotonic()
+        by_host: dict[int, list[SessionSpec]] = {}
+        for session in self._placer.due(placements, boots, active, now):
+            spec = await self._spec(placements[session])
+            by_host.setdefault(host_of(session, len(self._hosts)), []).append(spec)
+        for host, specs in by_host.items():
+            try:
+                async with asyncio.timeout(STATUS_TIMEOUT_S):
+                    await self._hosts[host].open.remote(specs)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                log.warning("session actor %d took no sessions: %s", host, type(error).__name__)
+                continue
+            for spec in specs:
+                self._core.placed(spec.session_id)
+                self._placer.handed_over(spec.session_id, boots[host], now)
+
+    async def _spec(self, placement: Placement) -> SessionSpec:
+        opened = placement.group.opened
+        task = await self._task(opened)
+        session = placement.session_id
+        floor = None
+        if not placement.fresh:
+            number = topics.SESSIONS.partition_of(session)
+            floor = opened.sessions_floor[number] if opened.sessions_floor else 0
+        return SessionSpec(
+            opened=SessionOpened(
+                session_id=session,
+                policy=opened.policy,
+                group_id=opened.group_id,
+                lane=opened.lane,
+                task=opened.task,
+                attempt=placement.attempt,
+                image=task.image,
+                files_ref=task.files_ref,
+                setup=task.setup,
+                sampling=SamplingParams(seed=sampling_seed(session)),
+                pinned_version=opened.pinned_version,
+                budget=opened.budget,
+            ),
+            message=task.instruction,
+            start=WorkspaceStart(task.image, {p: t.encode() for p, t in task.files.items()}, list(task.setup)),
+            origin="eval" if opened.purpose == "eval" else "rl",
+            correlation=opened.group_id,
+            history_floor=floor,
+        )
+
+    async def _task(self, opened: GroupOpened) -> TaskPublished:
+        task = self._core.tasks.get(opened.group_id)
+        if task is None:
+            body = (await self._log.read_ref(opened.task)).event.body
+            assert isinstance(body, TaskPublished)
+            task = self._core.tasks[opened.group_id] = body
+        return task
+
+    async def _cancel(self, members: set[str]) -> None:
+        """Members of groups just closed that still run somewhere: their work is no longer wanted."""
+        for index, status in self._statuses.items():
+            for session in members.intersection(status.active):
+                cancel = CancelRequested(request_id=f"closed:{session}", reason="its group was closed")
+                try:
+                    async with asyncio.timeout(STATUS_TIMEOUT_S):
+                        await self._hosts[index].post.remote(session, cancel)
+                except (ray.exceptions.RayError, TimeoutError) as error:
+                    log.warning("session %s was not told that its group is closed: %s", session, error)

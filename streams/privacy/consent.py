@@ -1,0 +1,61 @@
+"""Consent as a fold of subjects.v1: a grant stands until it is withdrawn or erasure is requested.
+
+No grant, no training: an unknown subject, and the empty one, has none. `Consents` knows the offset it has read up to,
+so that a batch or a step can record what it relied on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from odradek.streams import topics
+from odradek.streams.errors import DecodeError
+from odradek.streams.events.subjects import (
+    ConsentGranted,
+    ConsentWithdrawn,
+    ErasureDone,
+    ErasureRequested,
+    SubjectEvent,
+)
+from odradek.streams.log import EventLog
+
+log = logging.getLogger(__name__)
+
+TRAIN = "train"
+"""The scope of a grant that allows training."""
+
+
+class Consents:
+    """The standing grants up to `offset` (exclusive)."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._granted: set[str] = set()
+
+    def __call__(self, subject: str) -> bool:
+        """Whether a grant to train stands for this subject."""
+        return bool(subject) and subject in self._granted
+
+    def apply(self, offset: int, event: SubjectEvent) -> None:
+        """Fold one record."""
+        self.offset = offset + 1
+        match event:
+            case ConsentGranted(scope=scope) if scope == TRAIN:
+                self._granted.add(event.subject)
+            case ConsentWithdrawn(scope=scope) if scope == TRAIN:
+                self._granted.discard(event.subject)
+            case ErasureRequested() | ErasureDone():
+                self._granted.discard(event.subject)
+            case _:
+                pass
+
+    async def refresh(self, event_log: EventLog, end: int | None = None) -> None:
+        """Read on to the topic's end (or to `end`). A record that can't be decoded takes nothing away and gives
+        nothing: it is logged and passed over."""
+        stop = await event_log.stable_end(topics.SUBJECTS.name, 0) if end is None else end
+        async for record in event_log.read(topics.SUBJECTS.name, 0, self.offset, stop):
+            try:
+                self.apply(record.ref.offset, record.event.body)
+            except DecodeError as error:
+                log.warning("consent: record set aside: %s", error)
+        self.offset = max(self.offset, stop)
