@@ -14,10 +14,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Self
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka import errors as kafka
 
@@ -26,7 +24,7 @@ from odradek.streams.config import KafkaConfig
 from odradek.streams.envelope import Event, Record, encode
 from odradek.streams.errors import AppendUncertain, DeadlineExceeded, OffsetGap, StreamError
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.rawrecords import read_raw
+from odradek.streams.polling import Gap, GapPolicy, Poller, gap_error
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +43,6 @@ on the same connection stand behind a fetch that nobody wants any more."""
 APPEND_GRACE_S = 5.0
 """Seconds an append waits beyond the client's own time-out, so that the client's reason is the one reported."""
 
-POLL_MS = 200
-"""Milliseconds one poll waits for records. Only how soon a stop is noticed depends on it."""
-
 STABLE_S = 60.0
 """Seconds to wait for other writers' transactions to end: their time-out, and the 10 s rhythm in which a broker looks
 for expired ones, have to fit."""
@@ -60,30 +55,12 @@ KEYS_REMEMBERED = 200_000
 Too low: long scans. Too high: memory (about 150 bytes each)."""
 
 
-class GapPolicy(StrEnum):
-    """What a reader does when offsets it wants are gone."""
-
-    ERROR = "error"
-    """Raise `OffsetGap`: the default, right for anything that folds or trains."""
-    RECORD = "record"
-    """Go on at the first offset that exists; the gap is logged and kept in `EventLog.gaps`."""
-
-
-class Gap(msgspec.Struct, frozen=True):
-    """Offsets [expected, found) of a partition that a reader wanted and the broker no longer has."""
-
-    topic: str
-    partition: int
-    expected: int
-    found: int
-
-
 class EventLog:
     """One process's access to the log. Use as an async context manager, or `start`/`stop`."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config
-        self.gaps: list[Gap] = []
+        self._poller = Poller(config)
         self._producers: dict[str | None, AIOKafkaProducer] = {}
         self._producer_lock = asyncio.Lock()
         self._idle: list[AIOKafkaConsumer] = []
@@ -92,6 +69,11 @@ class EventLog:
         self._offsets_lock = asyncio.Lock()
         self._first: OrderedDict[tuple[str, int, str], int] = OrderedDict()
         self._scanned: dict[tuple[str, int], int] = {}
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Gaps that readers of this log went over under `GapPolicy.RECORD`."""
+        return self._poller.gaps
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -290,7 +272,7 @@ class EventLog:
         stop = end if end is not None else await self.stable_end(topic, partition)
         if start >= stop:
             if end is None and start > stop:
-                raise self._gap_error(topic, partition, start, stop)
+                raise gap_error(topic, partition, start, stop)
             return
         async with (
             self._reader() as consumer,
@@ -316,7 +298,7 @@ class EventLog:
         clock = asyncio.get_running_loop()
         last_progress = clock.time()
         while position < stop:
-            batch = await self._poll(consumer, tp, position, gap)
+            batch = await self._poller.poll(consumer, [tp], gap)
             for record in batch:
                 if record.ref.offset >= stop:
                     return
@@ -332,47 +314,6 @@ class EventLog:
                     partition=partition,
                     offset=position,
                 )
-
-    async def _poll(
-        self, consumer: AIOKafkaConsumer, tp: TopicPartition, position: int, gap: GapPolicy = GapPolicy.ERROR
-    ) -> list[Record]:
-        """One poll of one partition, with the two surprises a partition can hold: a gap, and unreadable headers."""
-        topic = self.config.bare(tp.topic)
-        try:
-            found = await consumer.getmany(tp, timeout_ms=POLL_MS)
-        except kafka.OffsetOutOfRangeError:
-            first = await self.beginning(topic, tp.partition)
-            if gap is GapPolicy.ERROR or first <= position:
-                raise self._gap_error(topic, tp.partition, position, first) from None
-            self._note_gap(Gap(topic, tp.partition, position, first))
-            consumer.seek(tp, first)
-            return []
-        except (UnicodeDecodeError, kafka.CorruptRecordException):
-            raw, following = await read_raw(consumer, tp, position)
-            consumer.seek(tp, following)
-            return [record_of(self.config, one) for one in raw]
-        except (kafka.KafkaError, OSError) as error:
-            raise clients.translated(self.config, error, "reading", topic) from error
-        return [record_of(self.config, one) for one in found.get(tp, [])]
-
-    def _gap_error(self, topic: str, partition: int, expected: int, found: int) -> OffsetGap:
-        if found > expected:
-            what = f"offsets {expected}..{found - 1} are gone (retention or deletion); the first readable is {found}"
-        else:
-            what = f"offset {expected} is past the log's end, {found}: has the broker been restored to an older state?"
-        return OffsetGap(
-            f"{topic}/{partition}: {what}. Restore the log, or read with GapPolicy.RECORD to go on without them",
-            topic=topic,
-            partition=partition,
-            expected=expected,
-            found=found,
-        )
-
-    def _note_gap(self, gap: Gap) -> None:
-        logger.warning(
-            "%s/%d: offsets %d..%d are gone, going on", gap.topic, gap.partition, gap.expected, gap.found - 1
-        )
-        self.gaps.append(gap)
 
     @asynccontextmanager
     async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
@@ -466,7 +407,7 @@ class EventLog:
                 consumer.seek(tp, start[tp.partition])
             answers = _answers(consumer, tps)
             while True:
-                batch = await self._poll_any(consumer, tps, gap)
+                batch = await self._poller.poll(consumer, tps, gap)
                 yield batch
                 latest = _answers(consumer, tps)
                 if batch or latest != answers:
@@ -476,19 +417,6 @@ class EventLog:
         finally:
             await clients.stop(consumer)
 
-    async def _poll_any(self, consumer: AIOKafkaConsumer, tps: list[TopicPartition], gap: GapPolicy) -> list[Record]:
-        try:
-            found = await consumer.getmany(*tps, timeout_ms=POLL_MS)
-        except (kafka.OffsetOutOfRangeError, kafka.CorruptRecordException, UnicodeDecodeError):
-            # The library does not always say which partition: ask each, at its own position.
-            records: list[Record] = []
-            for tp in tps:
-                records += await self._poll(consumer, tp, await consumer.position(tp), gap)
-            return records
-        except (kafka.KafkaError, OSError) as error:
-            raise clients.translated(self.config, error, "tailing", self.config.bare(tps[0].topic)) from error
-        return [record_of(self.config, one) for batch in found.values() for one in batch]
-
 
 _background: set[asyncio.Task[None]] = set()
 """Closing tasks of retired producers; held here because the loop keeps weak references only."""
@@ -497,14 +425,3 @@ _background: set[asyncio.Task[None]] = set()
 def _answers(consumer: AIOKafkaConsumer, tps: list[TopicPartition]) -> list[int | None]:
     """When the broker last answered a fetch for each partition: changes as long as it lives."""
     return [consumer.last_poll_timestamp(tp) for tp in tps]
-
-
-def record_of(config: KafkaConfig, stored: Any) -> Record:
-    """The client library's record as ours."""
-    return Record(
-        ref=RecordRef(topic=config.bare(stored.topic), partition=stored.partition, offset=stored.offset),
-        key_bytes=stored.key,
-        value=stored.value,
-        headers=tuple(stored.headers),
-        timestamp_ms=stored.timestamp,
-    )

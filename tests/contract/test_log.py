@@ -32,7 +32,8 @@ from odradek.streams.errors import (
 from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.sessions import SessionResumed
 from odradek.streams.events.tasks import TaskPublished
-from odradek.streams.log import EventLog, Gap, GapPolicy
+from odradek.streams.log import EventLog
+from odradek.streams.polling import Gap, GapPolicy
 from odradek.streams.testing import an_event, event_log, fresh_config, kafka_config, key
 from odradek.streams.topics import SESSIONS, TASKS
 

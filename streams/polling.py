@@ -1,0 +1,126 @@
+"""One poll of assigned partitions, and the two surprises a partition can hold: a gap, and unreadable header names.
+
+Shared by range reads, tails and group consumers, so that each of them goes on, or stops with coordinates, alike.
+"""
+
+import logging
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import errors as kafka
+
+from odradek.streams import clients
+from odradek.streams.config import KafkaConfig
+from odradek.streams.envelope import Record
+from odradek.streams.errors import OffsetGap
+from odradek.streams.events.meta import RecordRef
+from odradek.streams.rawrecords import read_raw
+
+logger = logging.getLogger(__name__)
+
+POLL_MS = 200
+"""Milliseconds one poll waits for records. Only how soon a stop is noticed depends on it."""
+
+
+class GapPolicy(StrEnum):
+    """What a reader does when offsets it wants are gone."""
+
+    ERROR = "error"
+    """Raise `OffsetGap`: the default, right for anything that folds or trains."""
+    RECORD = "record"
+    """Go on at the first offset that exists; the gap is logged and kept in `Poller.gaps`."""
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Offsets [expected, found) of a partition that a reader wanted and the broker no longer has."""
+
+    topic: str
+    partition: int
+    expected: int
+    found: int
+
+
+def gap_error(topic: str, partition: int, expected: int, found: int) -> OffsetGap:
+    """The typed error of a gap, with what to do about it."""
+    if found > expected:
+        what = f"offsets {expected}..{found - 1} are gone (retention or deletion); the first readable is {found}"
+    else:
+        what = f"offset {expected} is past the log's end, {found}: has the broker been restored to an older state?"
+    return OffsetGap(
+        f"{topic}/{partition}: {what}. Restore the log, or read with GapPolicy.RECORD to go on without them",
+        topic=topic,
+        partition=partition,
+        expected=expected,
+        found=found,
+    )
+
+
+class Poller:
+    """Polls consumers of one configuration and remembers the gaps it went over."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self.gaps: list[Gap] = []
+
+    async def poll(
+        self,
+        consumer: AIOKafkaConsumer,
+        tps: list[TopicPartition],
+        gap: GapPolicy,
+        *,
+        limit: int | None = None,
+    ) -> list[Record]:
+        """Records that are there within POLL_MS, in order within each partition."""
+        try:
+            found = await consumer.getmany(*tps, timeout_ms=POLL_MS, max_records=limit)
+        except kafka.OffsetOutOfRangeError:
+            for tp in tps:
+                await self._over_gap(consumer, tp, gap)
+            return []
+        except (UnicodeDecodeError, kafka.CorruptRecordException):
+            return await self._raw(consumer, tps)
+        except (kafka.KafkaError, OSError) as error:
+            raise clients.translated(self._config, error, "reading", self._bare(tps)) from error
+        return [record_of(self._config, one) for batch in found.values() for one in batch]
+
+    def _bare(self, tps: list[TopicPartition]) -> str:
+        return self._config.bare(tps[0].topic) if tps else ""
+
+    async def _over_gap(self, consumer: AIOKafkaConsumer, tp: TopicPartition, gap: GapPolicy) -> None:
+        """The library does not say which partition is out of range: look at each."""
+        position = await consumer.position(tp)
+        first = (await consumer.beginning_offsets([tp]))[tp]
+        end = (await consumer.end_offsets([tp]))[tp]
+        if first <= position <= end:
+            return
+        topic = self._config.bare(tp.topic)
+        if gap is GapPolicy.ERROR or position > end:
+            raise gap_error(topic, tp.partition, position, first if position < first else end) from None
+        logger.warning("%s/%d: offsets %d..%d are gone, going on", topic, tp.partition, position, first - 1)
+        self.gaps.append(Gap(topic, tp.partition, position, first))
+        consumer.seek(tp, first)
+
+    async def _raw(self, consumer: AIOKafkaConsumer, tps: list[TopicPartition]) -> list[Record]:
+        """One batch of each partition by the tolerant parser; where there is none to read, nothing."""
+        records: list[Record] = []
+        for tp in tps:
+            position = await consumer.position(tp)
+            if position >= (await consumer.end_offsets([tp]))[tp]:
+                continue
+            raw, following = await read_raw(consumer, tp, position)
+            consumer.seek(tp, following)
+            records += [record_of(self._config, one) for one in raw]
+        return records
+
+
+def record_of(config: KafkaConfig, stored: Any) -> Record:
+    """The client library's record as ours."""
+    return Record(
+        ref=RecordRef(topic=config.bare(stored.topic), partition=stored.partition, offset=stored.offset),
+        key_bytes=stored.key,
+        value=stored.value,
+        headers=tuple(stored.headers),
+        timestamp_ms=stored.timestamp,
+    )
