@@ -1,0 +1,1 @@
+"""Inference: a paged, continuously batched sampling engine and its actor shell."""
