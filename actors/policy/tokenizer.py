@@ -42,7 +42,7 @@ class Tokenizer:
         added = {token["content"]: int(token["id"]) for token in json.loads(data)["added_tokens"] if token["special"]}
         self.specials: dict[str, int] = added
         self._special_names = {number: name for name, number in added.items()}
-        self.vocab_size: int = self._bpe.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = max(self._bpe.get_vocab(with_added_tokens=True).values()) + 1
         self._bytes = self._byte_table()
 
     @classmethod
@@ -58,8 +58,12 @@ class Tokenizer:
         alphabet = byte_alphabet()
         table = [b""] * self.vocab_size
         for piece, number in self._bpe.get_vocab(with_added_tokens=True).items():
-            if number not in self._special_names:
+            if number in self._special_names:
+                continue
+            try:
                 table[number] = bytes(alphabet[char] for char in piece)
+            except KeyError as error:
+                raise TokenizerError(f"{self._origin}: token {piece!r} is not in the byte-level alphabet") from error
         missing = sorted(set(range(256)) - {piece[0] for piece in table if len(piece) == 1})
         if missing:
             raise TokenizerError(

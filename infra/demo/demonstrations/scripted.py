@@ -20,9 +20,6 @@ from odradek.infra.demo.family.names import Names, WordLists, shipped_words
 from odradek.infra.demo.family.sets import RECIPES
 from odradek.infra.demo.family.task import DemoTask, Edit, FunctionSource
 
-MAX_TURNS = 6
-"""Turns of a demonstration, the last one included: the demo's sessions have the same budget."""
-
 TURNS_OF_AN_ATTEMPT = 2
 """An edit and a test run; an attempt is begun only if they fit before the last turn."""
 
@@ -31,7 +28,7 @@ MAX_ATTEMPTS = 3
 
 
 class Habits(msgspec.Struct, frozen=True):
-    """How often the agent does the sensible thing, as probabilities."""
+    """How often the agent does the sensible thing, as probabilities, and how long it may go on."""
 
     right: float = 0.5
     """An attempt on the right file is the right fix; otherwise another plausible edit."""
@@ -45,6 +42,8 @@ class Habits(msgspec.Struct, frozen=True):
     """It puts independent calls in one turn (drawn once a session)."""
     miscopy: float = 0.08
     """It first quotes the line with a slip and has to repair the quote."""
+    max_turns: int = 6
+    """Turns of a session, the last one included: the demo's sessions have the same budget."""
 
 
 def read(path: str) -> Call:
@@ -149,11 +148,11 @@ class _Session:
     def _repair(self) -> None:
         tried: list[Edit] = []
         for attempt in range(MAX_ATTEMPTS):
-            if self._turns + TURNS_OF_AN_ATTEMPT >= MAX_TURNS:
+            if self._turns + TURNS_OF_AN_ATTEMPT >= self._habits.max_turns:
                 return
             wanted = self._choose(tried)
             calls = self._calls_for(wanted, tried[-1] if tried else None)
-            spare = self._turns + TURNS_OF_AN_ATTEMPT + 1 < MAX_TURNS
+            spare = self._turns + TURNS_OF_AN_ATTEMPT + 1 < self._habits.max_turns
             if not tried and spare and self._chance(self._habits.miscopy):
                 self._miscopy(wanted)
             tried.append(wanted)

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from odradek.actors.policy.template import SPECIALS, XmlTemplate
 from odradek.actors.policy.tokenizer import Tokenizer
 from odradek.infra.demo.demonstrations.drills import drill
-from odradek.infra.demo.demonstrations.scripted import demonstration
+from odradek.infra.demo.demonstrations.scripted import Habits, demonstration
 from odradek.infra.demo.demonstrations.segments import Segment
 from odradek.infra.demo.demonstrations.stream import TOKENIZER_PATH
 from odradek.infra.demo.family import names
@@ -36,6 +36,9 @@ VOCABULARY = 1024
 
 CORPUS_TASKS = 2500
 """Tasks whose texts train the merges; more changes few merges."""
+
+CORPUS_HABITS = Habits(max_turns=8)
+"""Sessions of the corpus: longer than the demo's, so that failed runs and errors are well represented."""
 
 CORPUS_WORD_LISTS = 200
 """Lists of twenty ordinary words added to the corpus, so that common syllables become pieces."""
@@ -112,7 +115,7 @@ def corpus(words: WordLists, tasks: int = CORPUS_TASKS) -> Iterator[str]:
     for index in range(tasks):
         rng = random.Random(f"tokenizer-{index}")
         task = make_task("train", TOKENIZER_SEED, index, words)
-        for segments in (demonstration(rng, task, template, words=words), drill(rng, template, words)):
+        for segments in (demonstration(rng, task, template, CORPUS_HABITS, words), drill(rng, template, words)):
             yield from _texts(segments, template.tokenizer)
     rng = random.Random("tokenizer-words")
     for _ in range(CORPUS_WORD_LISTS):
