@@ -30,7 +30,7 @@ from odradek.actors.session.actor import HostStatus
 from odradek.actors.session.ports import WorkspaceStart
 from odradek.actors.session.runner import SessionSpec
 from odradek.streams import topics
-from odradek.streams.dlq import dead_letter
+from odradek.streams.dlq import DeadLetters, Why
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.errors import DecodeError
 from odradek.streams.events.groups import GroupEvent, GroupOpened, LaneConfigured
@@ -90,6 +90,7 @@ class ControllerActor:
     async def _run(self) -> None:
         self._log = EventLog(self._deployment.kafka)
         await self._log.start()
+        self._letters = DeadLetters(self._log)
         lanes = [self._deployment.lane.lane, EVAL_LANE]
         outputs = [(topics.GROUPS.name, topics.GROUPS.partition_of(lane)) for lane in lanes]
         async with Stage(self._log, NAME, [*outputs, (topics.WEIGHTS_CURRENT.name, 0)]) as stage:
@@ -157,7 +158,7 @@ class ControllerActor:
         try:
             body = record.event.body
         except DecodeError as error:
-            await dead_letter(self._log, NAME, record, error)
+            await self._set_aside(record, error)
             return
         match record.ref.topic:
             case topics.TASKS.name:
@@ -169,6 +170,12 @@ class ControllerActor:
                 self._core.on_batch(body)
             case topics.WEIGHTS.name:
                 self._core.on_weights(body)
+
+    async def _set_aside(self, record: Record, error: DecodeError) -> None:
+        """To the dead letters, once: a restarted controller reads the same record again."""
+        known = await self._letters.list(NAME, settled=True)
+        if all(letter.origin != record.ref for letter in known):
+            await self._letters.put(NAME, record, Why.DECODE, str(error), 0)
 
     # -- the tick ----------------------------------------------------------------------------------------------
 

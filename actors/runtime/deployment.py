@@ -22,7 +22,6 @@ class ObjectStoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     bucket: str
     region: str = "us-east-1"
-    prefix: str = ""
     credentials_file: str = ""
     """JSON with access_key and secret_key; empty leaves it to boto3's own chain."""
 

@@ -1,0 +1,1 @@
+"""The assembler as an actor: a host for `odradek.streams.assembly.assembler`."""

@@ -1,0 +1,47 @@
+"""Runs one lane's assembler and says how far it is. All guarantees are `streams.assembly.assembler`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from odradek.actors.runtime.deployment import Deployment
+from odradek.actors.runtime.loop import LoopThread
+from odradek.streams.assembly.assembler import Assembler
+from odradek.streams.errors import ProducerFenced, Retryable
+from odradek.streams.log import EventLog
+
+log = logging.getLogger(__name__)
+
+REOPEN_PAUSE_S = 1.0
+"""Seconds before a lost transaction or broker is tried again."""
+
+
+class AssemblerActor:
+    """Ray actor class."""
+
+    def __init__(self, deployment: Deployment, name: str) -> None:
+        logging.basicConfig(level=deployment.log_level)
+        self._deployment = deployment
+        self._assembler: Assembler | None = None
+        self._loop = LoopThread(name)
+        self._loop.main(self._run(), name)
+
+    async def _run(self) -> None:
+        event_log = EventLog(self._deployment.kafka)
+        await event_log.start()
+        while True:
+            self._assembler = Assembler(event_log, self._deployment.lane.lane)
+            try:
+                await self._assembler.run()
+            except ProducerFenced:
+                log.error("the assembler of lane %s was taken over; stopping", self._deployment.lane.lane)
+                return
+            except Retryable as error:
+                log.warning("assembler: %s; opening again", error)
+                await asyncio.sleep(REOPEN_PAUSE_S)
+
+    async def state(self) -> dict[str, Any]:
+        """Position on groups.v1."""
+        return {"position": self._assembler.position if self._assembler is not None else -1}

@@ -1,0 +1,148 @@
+"""The environment actor: the sandboxes of one host, and the ten tools that act on them.
+
+Owns every live sandbox by session and epoch. A call of an older epoch than the newest seen is refused; opening under
+a newer epoch first ends the older one's sandbox and whatever still runs in it. Produces no events: it answers, and the
+session logs. Its death takes all sandboxes with it (the driver's rule); sessions then rebuild from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from odradek.actors.environment.errors import SandboxGoneError, SandboxNotFoundError
+from odradek.actors.environment.logged import to_logged
+from odradek.actors.environment.ns import NsDriver
+from odradek.actors.environment.protocol import Sandbox
+from odradek.actors.environment.start import SandboxFactory
+from odradek.actors.runtime.deployment import Deployment
+from odradek.actors.runtime.loop import LoopThread
+from odradek.actors.runtime.store import object_store
+from odradek.actors.session.ports import Call, CallOutcome, EnvironmentInfo, WorkspaceStart
+from odradek.actors.tools.limits import Limits
+from odradek.actors.tools.registry import TOOLS, run_call
+from odradek.actors.tools.sandbox_workspace import SandboxWorkspace
+from odradek.actors.tools.spec import ToolState
+from odradek.sandbox_images.store import ImageStore
+from odradek.streams.blobs import BlobStore
+from odradek.streams.events.sessions import WorkspaceDelta
+
+log = logging.getLogger(__name__)
+
+START_DEADLINE_S = 120.0
+"""Seconds for preflight and building the default image."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """One session's sandbox."""
+
+    epoch: int
+    sandbox: Sandbox
+    workspace: SandboxWorkspace
+    state: ToolState = field(default_factory=ToolState)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class EnvironmentActor:
+    """Ray actor class; also usable as a plain object in tests."""
+
+    def __init__(self, deployment: Deployment, name: str) -> None:
+        logging.basicConfig(level=deployment.log_level)
+        self._deployment = deployment
+        self._name = name
+        self._places: dict[str, _Place] = {}
+        self._epochs: dict[str, int] = {}
+        self._calls = 0
+        self._busy_s = 0.0
+        self._limits = Limits()
+        self._loop = LoopThread(name)
+        self._loop.submit(self._start()).result(START_DEADLINE_S)
+
+    async def _start(self) -> None:
+        root = Path(self._deployment.data_dir)
+        self._images = ImageStore(root / "images")
+        self._driver = NsDriver(root / "sandboxes" / self._name, self._images)
+        self._blobs = BlobStore(object_store(self._deployment))
+        self._factory = SandboxFactory(self._driver, self._images, self._blobs)
+        await asyncio.to_thread(self._factory.image_digest, "demo")
+        await self._driver.start()
+
+    # -- Ray's methods -----------------------------------------------------------------------------------------
+
+    async def open(
+        self, session_id: str, epoch: int, start: WorkspaceStart, deltas: Sequence[WorkspaceDelta]
+    ) -> EnvironmentInfo:
+        """A sandbox in the logged state for this owner; an older owner's is ended first."""
+        return await self._loop.call(self._open(session_id, epoch, start, deltas))
+
+    async def run_calls(self, session_id: str, epoch: int, calls: Sequence[Call]) -> list[CallOutcome]:
+        """One outcome a call, in order; several calls run together."""
+        return await self._loop.call(self._run_calls(session_id, epoch, calls))
+
+    async def close(self, session_id: str, epoch: int) -> None:
+        """End the session's sandbox. Twice is once."""
+        await self._loop.call(self._close(session_id, epoch))
+
+    async def shut_down(self) -> None:
+        """End every sandbox; nothing of this actor is left on the host."""
+        await self._loop.call(self._driver.close())
+
+    async def state(self) -> dict[str, Any]:
+        """Counters for `status` and `watch`."""
+        return {"live": len(self._places), "calls": self._calls, "busy_s": self._busy_s}
+
+    # -- on the actor's own loop -------------------------------------------------------------------------------
+
+    def _check_epoch(self, session_id: str, epoch: int) -> None:
+        newest = self._epochs.get(session_id, epoch)
+        if epoch < newest:
+            raise SandboxNotFoundError(f"session {session_id}: epoch {epoch} has been succeeded by {newest}")
+        self._epochs[session_id] = epoch
+
+    async def _open(
+        self, session_id: str, epoch: int, start: WorkspaceStart, deltas: Sequence[WorkspaceDelta]
+    ) -> EnvironmentInfo:
+        self._check_epoch(session_id, epoch)
+        await self._end(session_id)
+        sandbox = await self._factory.open(start, deltas, label=session_id)
+        self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox))
+        return EnvironmentInfo(sandbox.sandbox_id, "ns", self._factory.image_digest(start.image))
+
+    async def _run_calls(self, session_id: str, epoch: int, calls: Sequence[Call]) -> list[CallOutcome]:
+        self._check_epoch(session_id, epoch)
+        place = self._places.get(session_id)
+        if place is None or place.epoch != epoch:
+            raise SandboxGoneError(f"session {session_id}: no sandbox of epoch {epoch} on this host")
+        began = time.monotonic()
+        async with place.lock:
+            outcomes = list(await asyncio.gather(*(self._one(place, call) for call in calls)))
+            if len(calls) == 1 and (spec := TOOLS.get(calls[0].name)) is not None and spec.leaves_delta:
+                delta = await to_logged(await place.sandbox.diff(incremental=True), self._blobs, "")
+                first = outcomes[0]
+                outcomes[0] = CallOutcome(
+                    first.text, first.is_error, delta if delta.changes else None, first.duration_ms, first.redactions
+                )
+        self._calls += len(calls)
+        self._busy_s += time.monotonic() - began
+        return outcomes
+
+    async def _one(self, place: _Place, call: Call) -> CallOutcome:
+        began = time.monotonic()
+        outcome = await run_call(place.workspace, call.name, call.arguments, self._limits, place.state)
+        return CallOutcome(outcome.text, outcome.is_error, None, (time.monotonic() - began) * 1000)
+
+    async def _close(self, session_id: str, epoch: int) -> None:
+        self._check_epoch(session_id, epoch)
+        await self._end(session_id)
+        self._epochs.pop(session_id, None)
+
+    async def _end(self, session_id: str) -> None:
+        place = self._places.pop(session_id, None)
+        if place is not None:
+            await place.sandbox.destroy()

@@ -1,0 +1,81 @@
+"""A sandbox that holds what the log says: image + starting files + set-up + deltas, in that order.
+
+The same for the agent and for the grader, so that both see the same tree. A set-up command that fails is the task's
+fault and is refused by name; a fault of the host is `SandboxInfraError`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from odradek.actors.environment.delta import compose
+from odradek.actors.environment.errors import SandboxSpecError
+from odradek.actors.environment.logged import from_logged
+from odradek.actors.environment.ns import NsDriver
+from odradek.actors.environment.protocol import ExecRequest, Limit, Limits, Sandbox, SandboxSpec
+from odradek.actors.session.ports import WorkspaceStart
+from odradek.sandbox_images.builder import build
+from odradek.sandbox_images.recipe import load_recipe
+from odradek.sandbox_images.store import ImageStore
+from odradek.streams.blobs import BlobStore
+from odradek.streams.events.sessions import WorkspaceDelta
+
+log = logging.getLogger(__name__)
+
+RECIPES = Path(__file__).resolve().parents[2] / "sandbox_images" / "recipes"
+MEMORY_BYTES = 512 * 1024 * 1024
+PIDS = 128
+CPUS = 1.0
+SETUP_SECONDS = 120.0
+"""Seconds one set-up command may take."""
+LIFETIME_S = 1800.0
+"""Seconds after which the host ends a sandbox whatever its client does. Must exceed a session's wall clock."""
+LIMITS = Limits(memory_bytes=Limit(MEMORY_BYTES), pids=Limit(PIDS), cpus=Limit(CPUS))
+
+
+class SandboxFactory:
+    """Opens sandboxes for one process, over one driver and one image store."""
+
+    def __init__(self, driver: NsDriver, images: ImageStore, blobs: BlobStore) -> None:
+        self.driver = driver
+        self._images = images
+        self._blobs = blobs
+        self._digests: dict[str, str] = {}
+
+    def image_digest(self, name: str) -> str:
+        """The digest of an image by name (a shipped recipe, built on first use) or by digest."""
+        if name not in self._digests:
+            recipe = RECIPES / f"{name}.toml"
+            if recipe.is_file():
+                self._digests[name] = build(load_recipe(recipe), self._images)
+            else:
+                self._images.image(name)
+                self._digests[name] = name
+        return self._digests[name]
+
+    async def open(self, start: WorkspaceStart, deltas: Sequence[WorkspaceDelta], label: str) -> Sandbox:
+        """A fresh sandbox in the logged state. `label` names its owner in `list` and after a crash."""
+        layers = (self._images.layer_from_files(start.files),) if start.files else ()
+        sandbox = await self.driver.create(
+            SandboxSpec(
+                image=self.image_digest(start.image),
+                layers=layers,
+                limits=LIMITS,
+                lifetime_s=LIFETIME_S,
+                labels={"owner": label},
+            )
+        )
+        try:
+            for command in start.setup:
+                result = await sandbox.exec(ExecRequest(shell=command, timeout_s=SETUP_SECONDS))
+                if result.exit_code != 0:
+                    raise SandboxSpecError(f"set-up command failed with {result.exit_code}: {command!r}")
+            if deltas:
+                await sandbox.apply(compose(await from_logged(deltas, self._blobs)))
+            await sandbox.diff(incremental=True)
+        except BaseException:
+            await sandbox.destroy()
+            raise
+        return sandbox

@@ -1,0 +1,179 @@
+"""The reward actor: every session that ends gets one verdict on rewards.v1.
+
+Consumes sessions.v1 as a consumer group and acts on session.completed and session.failed only; reads back that one
+session, grades it in a sandbox of its own, appends reward.assigned or reward.ungraded. At least once: a verdict's id
+follows from session and grader version, so a repeated one is the same event, and the first counts.
+Waits: for the log and the sandbox host, within their deadlines; a grader that can't run is `ungraded` with its cause.
+Production sessions have no hidden tests: they get no verdict here (people's feedback is theirs).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from odradek.actors.environment.ns import NsDriver
+from odradek.actors.environment.start import SandboxFactory
+from odradek.actors.reward.efficiency import Conduct, conduct_of
+from odradek.actors.reward.errors import GraderCouldNotRun
+from odradek.actors.reward.grader import GRADER, VERSION, Grade, grade
+from odradek.actors.runtime.deployment import Deployment
+from odradek.actors.runtime.loop import LoopThread
+from odradek.actors.runtime.store import object_store
+from odradek.sandbox_images.store import ImageStore
+from odradek.streams import topics
+from odradek.streams.assembly.reader import Extent, read_sessions
+from odradek.streams.blobs import BlobStore
+from odradek.streams.consumers import GroupConsumer
+from odradek.streams.envelope import Event, Record, event_id
+from odradek.streams.events.meta import Meta, RecordRef
+from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
+from odradek.streams.events.sessions import SessionCompleted, SessionFailed
+from odradek.streams.events.tasks import TaskPublished
+from odradek.streams.log import EventLog
+
+log = logging.getLogger(__name__)
+
+GROUP = "reward"
+TASKS_KEPT = 500
+"""Task bodies kept in memory, so that the members of a group fetch theirs once."""
+START_DEADLINE_S = 120.0
+
+
+class RewardActor:
+    """Ray actor class."""
+
+    def __init__(self, deployment: Deployment, name: str) -> None:
+        logging.basicConfig(level=deployment.log_level)
+        self._deployment = deployment
+        self._name = name
+        self._tasks: dict[RecordRef, TaskPublished] = {}
+        self._graded = 0
+        self._busy_ms = 0.0
+        self._loop = LoopThread(name)
+        self._loop.submit(self._start()).result(START_DEADLINE_S)
+        self._loop.main(self._consumer.run(), name)
+
+    async def _start(self) -> None:
+        root = Path(self._deployment.data_dir)
+        images = ImageStore(root / "images")
+        self._driver = NsDriver(root / "sandboxes" / self._name, images)
+        await self._driver.start()
+        self._factory = SandboxFactory(self._driver, images, BlobStore(object_store(self._deployment)))
+        self._log = EventLog(self._deployment.kafka)
+        await self._log.start()
+        self._consumer = GroupConsumer(
+            self._log, GROUP, [topics.SESSIONS.name], self._on_record, instance=f"{GROUP}.{self._name}"
+        )
+
+    async def state(self) -> dict[str, Any]:
+        """Counters for `status` and `watch`."""
+        return {"graded": self._graded, "busy_s": self._busy_ms / 1000, "paused": len(self._consumer.paused)}
+
+    async def shut_down(self) -> None:
+        """End every grading sandbox."""
+        await self._loop.call(self._driver.close())
+
+    # -- one session -------------------------------------------------------------------------------------------
+
+    async def _on_record(self, record: Record) -> None:
+        event = record.event
+        if not isinstance(event.body, SessionCompleted | SessionFailed) or event.meta.origin == "production":
+            return
+        if event.body.first_offset < 0 or not event.body.group_id:
+            log.warning("session %s ended without a beginning or a group: no verdict", record.key)
+            return
+        session = record.key or ""
+        extent = Extent(session, record.ref.partition, event.body.first_offset, record.ref.offset)
+        records = await read_sessions(self._log, [extent])
+        verdict: RewardAssigned | RewardUngraded
+        if session not in records:
+            verdict = self._ungraded(extent, event.body.group_id, "a record of the session can't be decoded", False)
+        else:
+            conduct = conduct_of(records[session])
+            if conduct.end is None:
+                log.info("session %s: the end at %s is a former owner's", session, record.ref)
+                return
+            verdict = await self._verdict(extent, event.body.group_id, conduct)
+        await self._append(session, event.meta, event.id, verdict, event.traceparent)
+
+    async def _verdict(self, extent: Extent, group: str, conduct: Conduct) -> RewardAssigned | RewardUngraded:
+        try:
+            result = await grade(await self._task(conduct), conduct, self._factory)
+        except GraderCouldNotRun as error:
+            log.warning("session %s is ungraded: %s", extent.session_id, error.cause)
+            return self._ungraded(extent, group, error.cause, error.retryable)
+        self._graded += 1
+        self._busy_ms += result.milliseconds
+        return _assigned(extent, group, conduct, result)
+
+    async def _task(self, conduct: Conduct) -> TaskPublished:
+        ref = conduct.opened.task if conduct.opened is not None else None
+        if ref is None:
+            raise GraderCouldNotRun("the session has no task to grade against", retryable=False)
+        if ref not in self._tasks:
+            body = (await self._log.read_ref(ref)).event.body
+            if not isinstance(body, TaskPublished):
+                raise GraderCouldNotRun(f"{ref} holds no task", retryable=False)
+            if len(self._tasks) >= TASKS_KEPT:
+                self._tasks.pop(next(iter(self._tasks)))
+            self._tasks[ref] = body
+        return self._tasks[ref]
+
+    @staticmethod
+    def _ungraded(extent: Extent, group: str, cause: str, retryable: bool) -> RewardUngraded:
+        return RewardUngraded(
+            session_id=extent.session_id,
+            group_id=group,
+            partition=extent.partition,
+            first_offset=extent.first,
+            last_offset=extent.last,
+            grader=GRADER,
+            grader_version=VERSION,
+            cause=cause,
+            retryable=retryable,
+        )
+
+    async def _append(
+        self, session: str, meta: Meta, cause: str, verdict: RewardAssigned | RewardUngraded, traceparent: str | None
+    ) -> None:
+        event = Event.of(
+            verdict,
+            id=event_id("reward", session, GRADER, VERSION),
+            source=self._name,
+            meta=Meta(
+                origin=meta.origin,
+                tenant=meta.tenant,
+                subject=meta.subject,
+                causation=cause,
+                correlation=meta.correlation,
+                time_ms=meta.time_ms,
+            ),
+            traceparent=traceparent,
+        )
+        await self._log.append(topics.REWARDS.name, session, event)
+
+
+def _assigned(extent: Extent, group: str, conduct: Conduct, result: Grade) -> RewardAssigned:
+    return RewardAssigned(
+        session_id=extent.session_id,
+        group_id=group,
+        partition=extent.partition,
+        first_offset=extent.first,
+        last_offset=extent.last,
+        grader=GRADER,
+        grader_version=VERSION,
+        components=dict(result.components),
+        total=result.total,
+        tests_passed=result.passed,
+        tests_failed=result.failed,
+        notes=result.notes,
+        sampled_tokens=conduct.sampled_tokens,
+        oldest_version=min(conduct.versions, default=0),
+        newest_version=max(conduct.versions, default=0),
+        reads_before_edit=conduct.reads_before_edit,
+        parallel_turns=conduct.parallel_turns,
+        turns=conduct.turns,
+        grading_ms=result.milliseconds,
+    )

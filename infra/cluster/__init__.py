@@ -1,0 +1,1 @@
+"""Starting, finding and ending a deployment's actors on Ray."""

@@ -1,0 +1,163 @@
+"""The actors of a deployment as named, detached Ray actors: a fixed set, restarted by Ray, never retried by it.
+
+Guarantees: starting twice gives the same actors; `max_restarts=-1` brings a killed one back; `max_task_retries=0`,
+since a retried call would run a tool invisibly twice; `stop` ends every actor of the namespace and waits for that.
+Order: what others look up by name at their start comes first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from odradek.actors.runtime.deployment import Deployment
+from odradek.infra.errors import InfraError
+
+START_DEADLINE_S = 120.0
+"""Seconds for one actor to come up (importing torch takes 5 on an idle core, far more while others start)."""
+STOP_DEADLINE_S = 20.0
+"""Seconds for the actors to go away."""
+
+Progress = Callable[[str], None]
+
+
+def _environment(deployment: Deployment, name: str) -> Any:
+    from odradek.actors.environment.actor import EnvironmentActor
+
+    return EnvironmentActor, (deployment, name)
+
+
+def _inference(deployment: Deployment, name: str) -> Any:
+    from odradek.actors.inference.serving import ServingActor
+
+    return ServingActor, (deployment, name)
+
+
+def _session(deployment: Deployment, name: str) -> Any:
+    from odradek.actors.session.actor import SessionActor
+
+    return SessionActor, (deployment, name)
+
+
+def _reward(deployment: Deployment, name: str) -> Any:
+    from odradek.actors.reward.actor import RewardActor
+
+    return RewardActor, (deployment, name)
+
+
+def _assembler(deployment: Deployment, name: str) -> Any:
+    from odradek.actors.assembler.actor import AssemblerActor
+
+    return AssemblerActor, (deployment, name)
+
+
+def _trainer(deployment: Deployment, name: str) -> Any:
+    from odradek.actors.trainer.actor import TrainerActor
+
+    return TrainerActor, (deployment, name)
+
+
+def _controller(deployment: Deployment, _name: str) -> Any:
+    from odradek.actors.controller.actor import ControllerActor
+
+    return ControllerActor, (deployment,)
+
+
+def plan(deployment: Deployment) -> list[list[tuple[str, Callable[[Deployment, str], Any]]]]:
+    """The actors in waves: those of one wave start together."""
+    return [
+        [
+            ("environment-0", _environment),
+            *((f"inference-{i}", _inference) for i in range(deployment.inference_actors)),
+            *((f"reward-{i}", _reward) for i in range(deployment.reward_actors)),
+            ("assembler", _assembler),
+            ("trainer", _trainer),
+        ],
+        [(f"session-{i}", _session) for i in range(deployment.session_actors)],
+        [("controller", _controller)],
+    ]
+
+
+def names(deployment: Deployment) -> list[str]:
+    """Every actor's name, in starting order."""
+    return [name for wave in plan(deployment) for name, _ in wave]
+
+
+def start(deployment: Deployment, progress: Progress = lambda _text: None) -> dict[str, Any]:
+    """Start what does not run yet; returns handles by name once every actor has answered.
+
+    Raises InfraError naming the first actor that did not come up.
+    """
+    handles: dict[str, Any] = {}
+    for wave in plan(deployment):
+        started = {name: _get_or_create(deployment, name, make) for name, make in wave}
+        for name, handle in started.items():
+            _await_up(name, handle)
+            progress(f"{name} is up")
+        handles.update(started)
+    return handles
+
+
+def _get_or_create(deployment: Deployment, name: str, make: Callable[[Deployment, str], Any]) -> Any:
+    try:
+        return ray.get_actor(name, namespace=deployment.namespace)
+    except ValueError:
+        kind, arguments = make(deployment, name)
+        options = {
+            "name": name,
+            "namespace": deployment.namespace,
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            "max_concurrency": 1000,
+        }
+        return ray.remote(kind).options(**options).remote(*arguments)
+
+
+def _await_up(name: str, handle: Any) -> None:
+    """`__ray_ready__` answers once the constructor has returned."""
+    try:
+        ray.get(handle.__ray_ready__.remote(), timeout=START_DEADLINE_S)
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise InfraError(f"actor {name} did not come up: {reason}") from error
+
+
+def stop(deployment: Deployment) -> list[str]:
+    """End the deployment's actors; returns the names of those that ran. The environment goes last, so that what
+    still closes can close."""
+    ended = []
+    for name in reversed(names(deployment)):
+        try:
+            handle = ray.get_actor(name, namespace=deployment.namespace)
+        except ValueError:
+            continue
+        if name.startswith(("environment", "reward")):
+            _shut_down(handle)
+        ray.kill(handle, no_restart=True)
+        ended.append(name)
+    deadline = time.monotonic() + STOP_DEADLINE_S
+    while any(_exists(name, deployment.namespace) for name in ended) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return ended
+
+
+def _shut_down(handle: Any) -> None:
+    """Let an actor that holds sandboxes end them itself; if it can't answer, its host's reaper takes them."""
+    try:
+        ray.get(handle.shut_down.remote(), timeout=STOP_DEADLINE_S)
+    except ray.exceptions.RayError:
+        return
+
+
+def _exists(name: str, namespace: str) -> bool:
+    try:
+        ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return False
+    return True
