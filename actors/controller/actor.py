@@ -283,7 +283,7 @@ class ControllerActor:
                 image=task.image,
                 files_ref=task.files_ref,
                 setup=task.setup,
-                sampling=SamplingParams(seed=sampling_seed(session)),
+                sampling=SamplingParams(temperature=_temperature(task), seed=sampling_seed(session)),
                 pinned_version=opened.pinned_version,
                 budget=opened.budget,
             ),
@@ -312,3 +312,8 @@ class ControllerActor:
                         await self._hosts[index].post.remote(session, cancel)
                 except (ray.exceptions.RayError, TimeoutError) as error:
                     log.warning("session %s was not told that its group is closed: %s", session, error)
+
+
+def _temperature(task: TaskPublished) -> float:
+    """RL samples the policy's own distribution, whatever the task says."""
+    return task.temperature if task.purpose == "eval" else 1.0

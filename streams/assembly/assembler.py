@@ -12,12 +12,11 @@ Waits: for groups (no deadline: nothing is owed), for the log (its deadlines). U
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 
 from odradek.streams import topics
-from odradek.streams.assembly.reader import Extent, read_rewards, read_sequences
+from odradek.streams.assembly.reader import read_group
 from odradek.streams.assembly.v1.batch import Positions, build
-from odradek.streams.assembly.v1.select import Dropped, GroupRecords, Kept, select
+from odradek.streams.assembly.v1.select import Choice, GroupRecords, choose
 from odradek.streams.envelope import Event, Record
 from odradek.streams.errors import DecodeError, NoPosition
 from odradek.streams.events.batches import BatchAssembled
@@ -27,14 +26,6 @@ from odradek.streams.privacy.consent import Consents
 from odradek.streams.transactions import Stage
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Open:
-    """The batch being filled."""
-
-    kept: list[Kept] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)
 
 
 class Assembler:
@@ -47,7 +38,7 @@ class Assembler:
         self._partition = topics.GROUPS.partition_of(lane)
         self._output = (topics.BATCHES.name, topics.BATCHES.partition_of(lane))
         self._config: tuple[int, LaneConfigured] | None = None
-        self._open = _Open()
+        self._pending: list[GroupRecords] = []
         self._ordinal = 0
         self.position = 0
         """Next offset of groups.v1 to read."""
@@ -102,28 +93,13 @@ class Assembler:
             return
         if self._config is None:
             raise NoPosition(f"lane {self._lane}: group sealed at {record.ref} before any lane.configured")
-        group = await self._fetch(record.ref.offset, body)
+        self._pending.append(await read_group(self._log, record.ref.offset, body))
         await self._consents.refresh(self._log)
-        verdict = select(group, self._config[1], self._consents)
-        if isinstance(verdict, Kept):
-            self._open.kept.append(verdict)
-        else:
-            self._open.dropped.append(verdict)
-        if len(self._open.kept) >= self._config[1].groups_per_batch:
-            await self._commit(stage, record.ref.offset)
+        chosen = choose(self._pending, self._config[1], self._consents)
+        if len(chosen.kept) >= self._config[1].groups_per_batch:
+            await self._commit(stage, record.ref.offset, chosen)
 
-    async def _fetch(self, offset: int, sealed: GroupSealed) -> GroupRecords:
-        members = [m for m in sealed.members if m.status == "rewarded" and m.reward is not None]
-        extents = [Extent(m.session_id, m.partition, m.first_offset, m.last_offset) for m in members]
-        refs = {m.session_id: m.reward for m in members if m.reward is not None}
-        return GroupRecords(
-            offset=offset,
-            sealed=sealed,
-            rewards=await read_rewards(self._log, refs),
-            sequences=await read_sequences(self._log, extents),
-        )
-
-    async def _commit(self, stage: Stage, input_offset: int) -> None:
+    async def _commit(self, stage: Stage, input_offset: int, chosen: Choice) -> None:
         assert self._config is not None
         config_offset, config = self._config
         positions = Positions(
@@ -132,7 +108,7 @@ class Assembler:
             subjects_offset=self._consents.offset,
             weights_offset=await self._log.stable_end(topics.WEIGHTS.name, 0),
         )
-        batch = build(self._open.kept, self._open.dropped, config, self._ordinal, positions)
+        batch = build(chosen.kept, chosen.dropped, config, self._ordinal, positions)
         event = Event.of(batch, id=batch.batch_id, source=f"assembler.{self._lane}")
         async with stage.transaction() as transaction:
             await transaction.append(topics.BATCHES.name, self._lane, event)
@@ -143,9 +119,9 @@ class Assembler:
             "lane %s batch %d: %d groups kept, %d dropped, %d members",
             self._lane,
             self._ordinal,
-            len(self._open.kept),
-            len(self._open.dropped),
+            len(chosen.kept),
+            len(chosen.dropped),
             len(batch.members),
         )
         self._ordinal += 1
-        self._open = _Open()
+        self._pending = []

@@ -12,8 +12,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from odradek.streams.assembly.v1.select import GroupRecords
 from odradek.streams.assembly.v1.sequence import MalformedSession, Sequence, sequence_of
 from odradek.streams.errors import DecodeError
+from odradek.streams.events.groups import GroupSealed
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardAssigned
 from odradek.streams.log import EventLog
@@ -106,3 +108,16 @@ async def read_rewards(event_log: EventLog, refs: Mapping[str, RecordRef]) -> di
     ranges = unions(extents)
     await asyncio.gather(*(scan(p, first, last) for p, parts in ranges.items() for first, last in parts))
     return rewards
+
+
+async def read_group(event_log: EventLog, offset: int, sealed: GroupSealed) -> GroupRecords:
+    """Everything that the seal at `offset` of groups.v1 refers to."""
+    members = [m for m in sealed.members if m.status == "rewarded" and m.reward is not None]
+    extents = [Extent(m.session_id, m.partition, m.first_offset, m.last_offset) for m in members]
+    refs = {m.session_id: m.reward for m in members if m.reward is not None}
+    return GroupRecords(
+        offset=offset,
+        sealed=sealed,
+        rewards=await read_rewards(event_log, refs),
+        sequences=await read_sequences(event_log, extents),
+    )

@@ -79,6 +79,8 @@ class TaskPublished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     policy: str = "demo"
     policy_version: int | None = None
     """Sample wholly under this version; None means the current one, following reloads."""
+    temperature: float = 1.0
+    """Of evaluations only (0 is greedy): RL samples the policy's own distribution."""
     idempotency_key: str = ""
     budget: Budget = Budget()
     labels: dict[str, str] = {}

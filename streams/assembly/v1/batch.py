@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from odradek.streams.assembly.v1 import merkle
 from odradek.streams.assembly.v1.pack import pack
-from odradek.streams.assembly.v1.select import Candidate, Dropped, Kept, trained_masks
+from odradek.streams.assembly.v1.select import Candidate, Dropped, GroupRecords, Kept, choose, trained_masks
 from odradek.streams.assembly.v1.sequence import Sequence
 from odradek.streams.events.batches import BatchAssembled, BatchMember, DroppedGroup
 from odradek.streams.events.groups import LaneConfigured
@@ -113,6 +113,19 @@ def _member(group: Kept, one: Candidate, config: LaneConfigured, ordinal: int, l
         leaf=merkle.leaf(sequence, masks, one.advantage, leaf_key(sequence.meta.subject)),
         truncated=sequence.truncated,
     )
+
+
+def reassemble(
+    batch: BatchAssembled,
+    groups: Many[GroupRecords],
+    config: LaneConfigured,
+    consents: Callable[[str], bool],
+    leaf_key: LeafKey = no_keys,
+) -> BatchAssembled:
+    """What assembling the same groups at the recorded offsets gives."""
+    chosen = choose(groups, config, consents)
+    positions = Positions(batch.config_offset, batch.input_offset, batch.subjects_offset, batch.weights_offset)
+    return build(chosen.kept, chosen.dropped, config, batch.ordinal, positions, leaf_key)
 
 
 def materialise(

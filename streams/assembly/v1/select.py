@@ -9,7 +9,7 @@ that the batch's ordinal trains are masked; their session stays in the group's b
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from odradek.streams.assembly.v1.advantage import advantages, spread
@@ -82,6 +82,23 @@ def select(group: GroupRecords, config: LaneConfigured, consents: Callable[[str]
     values = advantages([r.total for r in rewards], config.advantage, config.spread_floor)
     candidates = [Candidate(*row) for row in zip(rewarded, sequences, rewards, values, strict=True)]
     return Kept(group.offset, group.sealed.group_id, candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The groups since the last batch, decided under one state of consent."""
+
+    kept: list[Kept]
+    dropped: list[Dropped]
+
+
+def choose(groups: Iterable[GroupRecords], config: LaneConfigured, consents: Callable[[str], bool]) -> Choice:
+    """Decide all groups since the last batch at once: what a batch holds is a function of its recorded offsets."""
+    verdicts = [select(group, config, consents) for group in groups]
+    return Choice(
+        [v for v in verdicts if isinstance(v, Kept)],
+        [v for v in verdicts if isinstance(v, Dropped)],
+    )
 
 
 def trained_masks(sequence: Sequence, ordinal: int, max_staleness: int) -> tuple[list[array[int]], int]:

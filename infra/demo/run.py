@@ -1,0 +1,213 @@
+"""The main job, end to end: evaluate, train on rollouts, evaluate again, rebuild every batch from the log.
+
+Owns no state: everything it shows is folded from the log. It publishes tasks like any client, and asks the controller
+only how many tasks wait. Each phase has a deadline; each says what it waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from odradek.actors.runtime.deployment import Deployment
+from odradek.infra.demo.family.sets import EVALUATION_SETS, TaskSet, make_task
+from odradek.infra.demo.family.task import DemoTask
+from odradek.infra.demo.publish import published
+from odradek.infra.errors import InfraError
+from odradek.infra.observe.fold import Conduct, RunFold
+from odradek.infra.observe.follow import RunFollower
+from odradek.streams import topics
+from odradek.streams.envelope import Event, event_id
+from odradek.streams.events.tasks import TaskCancelled, TaskPublished
+from odradek.streams.log import EventLog
+from odradek.streams.replay.rebuild import RebuildReport, rebuild_all
+
+log = logging.getLogger(__name__)
+
+FIRST_VERSION_S = 120.0
+"""Seconds for version 0 to be published and loaded."""
+EVALUATION_S = 240.0
+"""Seconds one evaluation may take."""
+DRAIN_S = 120.0
+"""Seconds for groups under way to end after the training window."""
+LOOK_S = 1.0
+"""Seconds between looks at the log."""
+WAITING_TASKS = 24
+"""Published and not yet opened tasks kept ahead of the controller. Too few idles it; too many are cancelled at the
+end."""
+
+
+class DemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of one demo run."""
+
+    seed: int = 0
+    train_seconds: float = 480.0
+    """Wall-clock seconds of the training window."""
+    attempts: int = 8
+    new_combinations: int = 120
+    unseen_identifiers: int = 40
+    unseen_templates: int = 40
+    greedy: bool = False
+    """Evaluate greedily as well."""
+
+    def size(self, task_set: TaskSet) -> int:
+        """Tasks of an evaluation set."""
+        return int(getattr(self, task_set))
+
+
+@dataclass(slots=True)
+class DemoOutcome:
+    """What a run showed."""
+
+    first: dict[TaskSet, Conduct] = field(default_factory=dict)
+    last: dict[TaskSet, Conduct] = field(default_factory=dict)
+    greedy_first: dict[TaskSet, Conduct] = field(default_factory=dict)
+    greedy_last: dict[TaskSet, Conduct] = field(default_factory=dict)
+    final_version: int = 0
+    rebuild: RebuildReport | None = None
+    fold: RunFold = field(default_factory=RunFold)
+
+
+Say = Callable[[str], None]
+ControllerState = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class Demo:
+    """One run against a running deployment."""
+
+    def __init__(
+        self, deployment: Deployment, settings: DemoSettings, event_log: EventLog, controller: ControllerState, say: Say
+    ) -> None:
+        self._deployment = deployment
+        self._settings = settings
+        self._log = event_log
+        self._controller = controller
+        self._say = say
+        self._follower = RunFollower(event_log)
+        self._tasks = self._training_tasks()
+        self._waiting: list[TaskPublished] = []
+
+    async def run(self) -> DemoOutcome:
+        """The whole job."""
+        outcome = DemoOutcome()
+        await self._until(lambda fold: bool(fold.loaded), FIRST_VERSION_S, "version 0 to be served")
+        outcome.first = await self._evaluate(0, 1.0)
+        if self._settings.greedy:
+            outcome.greedy_first = await self._evaluate(0, 0.0)
+        await self._train()
+        outcome.final_version = max(self._follower.fold.published)
+        outcome.last = await self._evaluate(outcome.final_version, 1.0)
+        if self._settings.greedy:
+            outcome.greedy_last = await self._evaluate(outcome.final_version, 0.0)
+        outcome.fold = await self._follower.refresh()
+        self._say(f"rebuilding {len(outcome.fold.batches)} batches from the log")
+        outcome.rebuild = await rebuild_all(self._log, self._deployment.lane.lane, progress=self._say)
+        return outcome
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    async def _evaluate(self, version: int, temperature: float) -> dict[TaskSet, Conduct]:
+        """Each set once, wholly under `version`. Raises InfraError if it does not end in time."""
+        expected = sum(self._settings.size(s) for s in EVALUATION_SETS)
+        how = "sampled" if temperature > 0 else "greedy"
+        self._say(f"evaluating version {version}, {how}: {expected} held-out tasks")
+        ids: dict[str, TaskSet] = {}
+        for task_set in EVALUATION_SETS:
+            for task in self._generate(task_set, self._settings.size(task_set)):
+                event = published(task, attempts=1, purpose="eval", policy_version=version, temperature=temperature)
+                ids[event.task_id] = task_set
+                await self._publish(event)
+        results = await self._evaluated(ids, f"evaluation of version {version}")
+        for task_set, conduct in results.items():
+            self._say(f"  version {version} {how} {task_set}: {conduct.solved}/{conduct.sessions} solved")
+        return results
+
+    async def _evaluated(self, ids: dict[str, TaskSet], what: str) -> dict[TaskSet, Conduct]:
+        def finished(fold: RunFold) -> bool:
+            ours = {g.group_id for g in fold.groups.values() if g.task_id in ids}
+            return len(ours) == len(ids) and not ours & fold.open_groups
+
+        fold = await self._until(finished, EVALUATION_S, what)
+        results: dict[TaskSet, Conduct] = {s: Conduct() for s in EVALUATION_SETS}
+        for group in fold.groups.values():
+            if group.task_id in ids:
+                for session in group.sessions:
+                    if session in fold.verdicts:
+                        results[ids[group.task_id]].add(fold.verdicts[session])
+        return results
+
+    async def _train(self) -> None:
+        """Keep tasks waiting for the length of the window, then let what is under way end."""
+        self._say(f"training for {self._settings.train_seconds:.0f} s on fresh tasks")
+        end = time.monotonic() + self._settings.train_seconds
+        last_said = 0.0
+        while (now := time.monotonic()) < end:
+            fold = await self._follower.refresh()
+            await self._top_up()
+            if now - last_said >= 10.0:
+                last_said = now
+                self._say(_line(fold, end - now))
+            await asyncio.sleep(LOOK_S)
+        for task in self._waiting[-2 * WAITING_TASKS :]:
+            cancel = TaskCancelled(task_id=task.task_id, reason="the demo's training window is over")
+            await self._publish(cancel)
+        lane = self._deployment.lane.lane
+        await self._until(
+            lambda fold: all(fold.groups[g].lane != lane for g in fold.open_groups)
+            and len(fold.steps) >= len(fold.batches),
+            DRAIN_S,
+            "groups under way to end",
+        )
+
+    async def _top_up(self) -> None:
+        state = await self._controller()
+        for _ in range(max(0, WAITING_TASKS - int(state["waiting_tasks"]))):
+            event = published(next(self._tasks), attempts=self._settings.attempts)
+            self._waiting.append(event)
+            await self._publish(event)
+
+    # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _training_tasks(self) -> Iterator[DemoTask]:
+        index = 0
+        while True:
+            yield make_task("train", self._settings.seed, index)
+            index += 1
+
+    def _generate(self, task_set: TaskSet, count: int) -> Iterator[DemoTask]:
+        return (make_task(task_set, 1000 + self._settings.seed, index) for index in range(count))
+
+    async def _publish(self, body: TaskPublished | TaskCancelled) -> None:
+        kind: Literal["task", "cancel"] = "task" if isinstance(body, TaskPublished) else "cancel"
+        event = Event.of(body, id=event_id("demo", kind, body.task_id), source="odradek-demo")
+        await self._log.append(topics.TASKS.name, body.task_id, event)
+
+    async def _until(self, ready: Callable[[RunFold], bool], seconds: float, what: str) -> RunFold:
+        deadline = time.monotonic() + seconds
+        while True:
+            fold = await self._follower.refresh()
+            if ready(fold):
+                return fold
+            if time.monotonic() > deadline:
+                state = await self._controller()
+                waits = f"; the longest wait is {state['oldest_wait_s']:.0f} s for {state['oldest_wait_for']}"
+                raise InfraError(f"waited {seconds:.0f} s for {what}{waits if state['oldest_wait_for'] else ''}")
+            await asyncio.sleep(LOOK_S)
+
+
+def _line(fold: RunFold, left: float) -> str:
+    recent = [fold.by_version[v] for v in sorted(fold.by_version)[-3:]]
+    sessions = sum(c.sessions for c in recent)
+    solved = sum(c.solved for c in recent)
+    rate = f"{100 * solved / sessions:.0f} %" if sessions else "-"
+    dropped = ", ".join(f"{n} {reason}" for reason, n in fold.dropped.most_common()) or "none"
+    return (
+        f"  {left:4.0f} s left: version {fold.current}, {len(fold.steps)} steps, "
+        f"solve rate {rate} (last {sessions} rollouts), {fold.sealed} groups sealed, dropped: {dropped}"
+    )

@@ -1,0 +1,148 @@
+"""A run as a fold of groups, rewards, batches, weights and replicas. Pure: the same log gives the same numbers.
+
+Numbers say what they count: a rate has its trials beside it; nothing is smoothed here. Sessions are booked under the
+oldest version that sampled any of their tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from odradek.streams.events.batches import BatchAssembled, StepCompleted
+from odradek.streams.events.groups import GroupDiscarded, GroupOpened, GroupSealed
+from odradek.streams.events.meta import Meta, RecordRef
+from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
+from odradek.streams.events.weights import CurrentWeights, ReplicaReported, VersionPublished
+
+
+@dataclass(slots=True)
+class Conduct:
+    """Sums over sessions; rates are quotients of these."""
+
+    sessions: int = 0
+    solved: int = 0
+    reward: float = 0.0
+    edited: int = 0
+    read_before_edit: int = 0
+    turns: int = 0
+    parallel_turns: int = 0
+    parallel_sessions: int = 0
+    sampled_tokens: int = 0
+    errors: float = 0.0
+
+    def add(self, event: RewardAssigned) -> None:
+        """Book one graded session."""
+        self.sessions += 1
+        self.solved += event.components.get("solved", 0.0) >= 1.0
+        self.reward += event.total
+        self.edited += event.reads_before_edit is not None
+        self.read_before_edit += bool(event.reads_before_edit)
+        self.turns += event.turns
+        self.parallel_turns += event.parallel_turns
+        self.parallel_sessions += event.parallel_turns > 0
+        self.sampled_tokens += event.sampled_tokens
+        self.errors += event.components.get("errors", 0.0)
+
+    @property
+    def solve_rate(self) -> float:
+        return self.solved / self.sessions if self.sessions else 0.0
+
+    @property
+    def mean_reward(self) -> float:
+        return self.reward / self.sessions if self.sessions else 0.0
+
+    @property
+    def read_before_edit_rate(self) -> float:
+        return self.read_before_edit / self.edited if self.edited else 0.0
+
+    @property
+    def parallel_rate(self) -> float:
+        """Share of turns with calls side by side."""
+        return self.parallel_turns / self.turns if self.turns else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One committed training step."""
+
+    step: int
+    time_ms: int
+    metrics: dict[str, float]
+    batch_id: str
+
+
+@dataclass(slots=True)
+class RunFold:
+    """See the module. `apply` takes records of any of the topics, each partition in order."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    verdicts: dict[str, RewardAssigned] = field(default_factory=dict)
+    """By session its first reward."""
+    by_version: dict[int, Conduct] = field(default_factory=dict)
+    """RL sessions by oldest version."""
+    evaluations: dict[tuple[int, str], Conduct] = field(default_factory=dict)
+    """Evaluation sessions by (version, task set)."""
+    groups: dict[str, GroupOpened] = field(default_factory=dict)
+    open_groups: set[str] = field(default_factory=set)
+    sealed: int = 0
+    discarded: Counter[str] = field(default_factory=Counter)
+    discarded_tokens: list[int] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    ungraded: Counter[str] = field(default_factory=Counter)
+    batches: dict[str, BatchAssembled] = field(default_factory=dict)
+    batch_refs: dict[str, RecordRef] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    published: dict[int, int] = field(default_factory=dict)
+    """Version to the record time (ms) of its publication."""
+    current: int | None = None
+    loaded: dict[str, set[int]] = field(default_factory=dict)
+    """Replica to every version it reported as loaded."""
+    _seen: set[str] = field(default_factory=set)
+
+    def apply(self, ref: RecordRef, event_id: str, meta: Meta, body: Any, time_ms: int) -> None:
+        """Fold one record; a repeated event id counts once."""
+        if event_id in self._seen:
+            return
+        self._seen.add(event_id)
+        self.events[body.__struct_config__.tag] += 1
+        match body:
+            case GroupOpened():
+                self.groups[body.group_id] = body
+                self.open_groups.add(body.group_id)
+            case GroupSealed():
+                self.open_groups.discard(body.group_id)
+                self.sealed += 1
+            case GroupDiscarded():
+                self.open_groups.discard(body.group_id)
+                self.discarded[body.reason] += 1
+                self.discarded_tokens += body.member_tokens
+            case RewardAssigned():
+                self._reward(meta, body)
+            case RewardUngraded():
+                self.ungraded[body.cause[:80]] += 1
+            case BatchAssembled():
+                self.batches[body.batch_id] = body
+                self.batch_refs[body.batch_id] = ref
+                self.dropped.update(group.reason for group in body.dropped)
+            case StepCompleted():
+                self.steps.append(Step(body.step, time_ms, body.metrics, body.batch_id))
+            case VersionPublished():
+                self.published[body.version] = time_ms
+            case CurrentWeights():
+                self.current = body.version
+            case ReplicaReported() if body.healthy:
+                self.loaded.setdefault(body.replica, set()).add(body.version)
+            case _:
+                pass
+
+    def _reward(self, meta: Meta, body: RewardAssigned) -> None:
+        self.verdicts.setdefault(body.session_id, body)
+        group = self.groups.get(body.group_id)
+        if meta.origin == "eval":
+            label = group.labels.get("set", "") if group is not None else ""
+            version = body.oldest_version
+            self.evaluations.setdefault((version, label), Conduct()).add(body)
+        elif meta.origin == "rl":
+            self.by_version.setdefault(body.oldest_version, Conduct()).add(body)

@@ -1,0 +1,1 @@
+"""Replay: select, rebuild and verify batches, export training sets, from the log and its blobs alone."""

@@ -1,0 +1,128 @@
+"""Rebuild batches from the log and compare their hashes: the training path itself, run again.
+
+Reads batches.v1, the lane's configuration, and exactly the records each batch names. Needs no actor and no trainer.
+A batch is byte-identical when every leaf matches what was recorded at training time and assembling its groups again
+gives the recorded event byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from odradek.streams import topics
+from odradek.streams.assembly.reader import Extent, read_group, read_sequences
+from odradek.streams.assembly.v1.sequence import Sequence
+from odradek.streams.assembly.versions import assembler
+from odradek.streams.errors import DecodeError, Terminal
+from odradek.streams.events.batches import BatchAssembled
+from odradek.streams.events.groups import GroupSealed, LaneConfigured
+from odradek.streams.events.meta import RecordRef
+from odradek.streams.log import EventLog
+from odradek.streams.privacy.consent import Consents
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchVerdict:
+    """One batch, leaf by leaf."""
+
+    batch_id: str
+    ordinal: int
+    leaves: dict[str, str]
+    """Session id to rebuilt, erased, missing or mismatch."""
+    reassembled: bool
+    """Whether assembling its groups again gave the very same event: members, advantages, layout, hashes."""
+
+    @property
+    def identical(self) -> bool:
+        """Every leaf rebuilt and the event made again byte for byte."""
+        return self.reassembled and all(verdict == "rebuilt" for verdict in self.leaves.values())
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """All batches of a lane."""
+
+    batches: list[BatchVerdict] = field(default_factory=list)
+
+    @property
+    def identical(self) -> int:
+        return sum(batch.identical for batch in self.batches)
+
+    def __str__(self) -> str:
+        return f"{self.identical}/{len(self.batches)} byte-identical"
+
+
+async def batches_of(event_log: EventLog, lane: str) -> AsyncIterator[tuple[RecordRef, BatchAssembled]]:
+    """Every committed batch of a lane, in order."""
+    number = topics.BATCHES.partition_of(lane)
+    start = await event_log.beginning(topics.BATCHES.name, number)
+    async for record in event_log.read(topics.BATCHES.name, number, start):
+        try:
+            body = record.event.body
+        except DecodeError:
+            continue
+        if isinstance(body, BatchAssembled) and body.lane == lane:
+            yield record.ref, body
+
+
+async def lane_config(event_log: EventLog, batch: BatchAssembled) -> LaneConfigured:
+    """The configuration a batch was assembled under. Raises Terminal if its record holds something else."""
+    number = topics.GROUPS.partition_of(batch.lane)
+    ref = RecordRef(topics.GROUPS.name, number, batch.config_offset)
+    body = (await event_log.read_ref(ref)).event.body
+    if not isinstance(body, LaneConfigured):
+        raise Terminal(f"batch {batch.batch_id} names {ref} as its configuration, which holds {type(body).__name__}")
+    return body
+
+
+async def sequences_of(event_log: EventLog, batch: BatchAssembled) -> dict[str, Sequence]:
+    """The canonical sequences of a batch's members, from exactly the records it names."""
+    extents = [Extent(m.session_id, m.partition, m.first_offset, m.last_offset) for m in batch.members]
+    return await read_sequences(event_log, extents)
+
+
+async def reassemble(event_log: EventLog, batch: BatchAssembled, after: int) -> BatchAssembled:
+    """Make the batch again from groups.v1 offsets (after, batch.input_offset], under the consents and configuration
+    it recorded: selection, advantages, masks, packing and hashes."""
+    config = await lane_config(event_log, batch)
+    consents = Consents()
+    await consents.refresh(event_log, batch.subjects_offset)
+    number = topics.GROUPS.partition_of(batch.lane)
+    groups = []
+    async for record in event_log.read(topics.GROUPS.name, number, after + 1, batch.input_offset + 1):
+        try:
+            body = record.event.body
+        except DecodeError:
+            continue
+        if isinstance(body, GroupSealed) and body.lane == batch.lane:
+            groups.append(await read_group(event_log, record.ref.offset, body))
+    made: BatchAssembled = assembler(batch.assembler_version).reassemble(batch, groups, config, consents)
+    return made
+
+
+async def verify_batch(event_log: EventLog, batch: BatchAssembled, after: int) -> BatchVerdict:
+    """Rebuild one batch with the assembler version it records; `after` is the batch before's input offset (-1 for the
+    first)."""
+    config = await lane_config(event_log, batch)
+    sequences = await sequences_of(event_log, batch)
+    leaves = assembler(batch.assembler_version).verify(batch, sequences, config.max_staleness)
+    again = await reassemble(event_log, batch, after)
+    same = msgspec.msgpack.encode(again) == msgspec.msgpack.encode(batch)
+    return BatchVerdict(batch.batch_id, batch.ordinal, leaves, same)
+
+
+async def rebuild_all(event_log: EventLog, lane: str, progress: Say = lambda _text: None) -> RebuildReport:
+    """Rebuild and verify every batch of a lane."""
+    report = RebuildReport()
+    after = -1
+    async for _, batch in batches_of(event_log, lane):
+        report.batches.append(await verify_batch(event_log, batch, after))
+        after = batch.input_offset
+        if len(report.batches) % 20 == 0:
+            progress(f"  {report}")
+    return report
