@@ -1,5 +1,13 @@
 """Fixtures for the whole tree: real services, started once a session on first use."""
 
-from odradek.infra.stack.testing import kafka_bootstrap, s3_access, s3_config, s3_endpoint, s3_prefix, topic_prefix
+from odradek.infra.stack.testing import (
+    kafka_bootstrap,
+    ray_address,
+    s3_access,
+    s3_config,
+    s3_endpoint,
+    s3_prefix,
+    topic_prefix,
+)
 
-__all__ = ["kafka_bootstrap", "s3_access", "s3_config", "s3_endpoint", "s3_prefix", "topic_prefix"]
+__all__ = ["kafka_bootstrap", "ray_address", "s3_access", "s3_config", "s3_endpoint", "s3_prefix", "topic_prefix"]

@@ -39,6 +39,10 @@ class Component(Protocol):
     def stop_grace_s(self) -> float:
         """Seconds it may take to end by itself before it is killed."""
 
+    @property
+    def detaches(self) -> bool:
+        """Whether `start` returns a starter that ends with 0 once the service runs on its own."""
+
     def prepare(self, ports: Mapping[str, int], progress: Progress) -> None:
         """Everything that can fail before a process exists: programs, jars, disk layout."""
 
@@ -67,13 +71,16 @@ def wait_ready(
     reason = "nothing listens yet"
     while True:
         code = process.poll()
-        if code not in (None, 0):
+        if code is not None and not (code == 0 and component.detaches):
             raise ComponentFailed(f"{component.name} ended with exit code {code}: {log_tail(log)}; log: {log}")
-        try:
-            component.check(ports, timeout_s=min(5.0, max(0.5, deadline.remaining)))
-            return
-        except Unreachable as error:
-            reason = str(error)
+        if code is None and component.detaches:
+            reason = "its starter still runs"
+        else:
+            try:
+                component.check(ports, timeout_s=min(5.0, max(0.5, deadline.remaining)))
+                return
+            except Unreachable as error:
+                reason = str(error)
         if deadline.expired:
             raise ComponentFailed(
                 f"{component.name} was not ready within {deadline.seconds:.0f} s ({reason}): {log_tail(log)}; "

@@ -83,6 +83,7 @@ class Kafka:
     port_names = ("broker", "controller")
     start_deadline_s = 90.0
     stop_grace_s = 20.0
+    detaches = False
 
     def __init__(self, data: Path, cache: Path | None = None) -> None:
         self._folder = data / "kafka"

@@ -54,6 +54,7 @@ class Seaweed:
     )
     start_deadline_s = 60.0
     stop_grace_s = 1.0  # its graceful stop waits 15 s for streams between its own roles; a kill loses nothing
+    detaches = False
 
     def __init__(self, data: Path, bucket: str = DEFAULT_BUCKET) -> None:
         self._folder = data / "s3"

@@ -1,8 +1,9 @@
 """Real services for tests: one broker and one store for a whole pytest session, or ones that already run.
 
-`tests/conftest.py` registers the fixtures for the whole tree. A person (or CI) who already has a broker sets
-`ODRADEK_TEST_KAFKA=host:port`, and a store `ODRADEK_TEST_S3` (JSON: endpoint, access_key, secret_key, bucket, region);
-then nothing is started. Tests share the services, so each takes a prefix of its own: `topic_prefix`, `s3_prefix`.
+`tests/conftest.py` registers the fixtures for the whole tree. A person (or CI) who already has them running sets
+`ODRADEK_TEST_KAFKA=host:port`, `ODRADEK_TEST_S3` (JSON: endpoint, access_key, secret_key, bucket, region) or
+`ODRADEK_TEST_RAY=host:port`; then that one is not started. Tests share the services, so each takes a prefix of its own:
+`topic_prefix`, `s3_prefix`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import pytest
 
 from odradek.infra.stack.component import Component
 from odradek.infra.stack.kafka import Kafka
+from odradek.infra.stack.ray_head import LOOPBACK_ENV, RayHead
 from odradek.infra.stack.s3 import S3Access, S3Keys
 from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import Stack
 
 KAFKA_VARIABLE = "ODRADEK_TEST_KAFKA"
 S3_VARIABLE = "ODRADEK_TEST_S3"
+RAY_VARIABLE = "ODRADEK_TEST_RAY"
 
 
 @contextmanager
@@ -93,6 +96,18 @@ def s3_config(s3_access: S3Access) -> dict[str, str]:
 def s3_endpoint(s3_config: dict[str, str]) -> str:
     """Only the endpoint URL."""
     return s3_config["endpoint"]
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """Address of a real Ray head, for `odradek.infra.stack.ray_head.connect`."""
+    given = os.environ.get(RAY_VARIABLE)
+    if given:
+        yield given
+        return
+    os.environ.update(LOOPBACK_ENV)
+    with scratch() as data, running(data, RayHead(data)) as stack:
+        yield stack.address("ray")
 
 
 @pytest.fixture

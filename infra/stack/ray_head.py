@@ -1,0 +1,161 @@
+"""A Ray head node on loopback: where the actors of one machine run.
+
+Only GCS, raylet and what they need: no dashboard, no log monitor, no autoscaler, no usage statistics, nothing
+prestarted. Actors ask for logical CPUs only; how many run is the controller's decision, so the count is generous.
+
+The odd part is loopback. Ray replaces 127.0.0.1 by the machine's outer address and then listens on all interfaces,
+unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0` is set, in the head *and* in each driver: without it a driver looks for the
+head at the outer address and waits for nothing. Hence `connect`, the one way for our drivers to join.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from odradek.infra.errors import ComponentFailed, StackError, Unreachable
+from odradek.infra.stack.component import Progress
+from odradek.infra.stack.ports import LOOPBACK, answers
+from odradek.infra.stack.processes import spawn
+from odradek.infra.stack.state import stack_id
+
+LOOPBACK_ENV = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""What keeps Ray on loopback (see above)."""
+
+LOGICAL_CPUS = 16
+"""Actors placed at most one to a logical CPU. Too few and actors wait for a place for ever; it costs nothing."""
+
+OBJECT_STORE_BYTES = 200_000_000
+"""Shared memory for objects. Events and weights go through the log and S3, so little is needed; Ray wants >= 75 MB."""
+
+MAX_TEMP_PATH = 40
+"""Longest folder that still leaves room for Ray's socket names within the kernel's 107 characters."""
+
+KEPT_SESSIONS = 3
+"""How many old sessions' logs stay for reading after the fact."""
+
+_ENVIRONMENT = {
+    **LOOPBACK_ENV,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class RayHead:
+    """The head node of one data folder."""
+
+    name = "ray"
+    port_names = ("gcs",)
+    start_deadline_s = 90.0
+    stop_grace_s = 5.0
+    detaches = True
+
+    def __init__(self, data: Path, cpus: int = LOGICAL_CPUS) -> None:
+        self._folder = data / "ray"
+        self._cpus = cpus
+        short = len(str(self._folder.resolve())) <= MAX_TEMP_PATH
+        self.temp = self._folder.resolve() if short else Path(tempfile.gettempdir()) / f"odr-ray-{stack_id(data)}"
+
+    def address(self, ports: Mapping[str, int]) -> str:
+        """The address for `connect`."""
+        return f"{LOOPBACK}:{ports['gcs']}"
+
+    def prepare(self, ports: Mapping[str, int], progress: Progress) -> None:
+        """Folders; the oldest sessions' logs go."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.temp.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sessions = sorted(path for path in self.temp.glob("session_2*") if path.is_dir() and not path.is_symlink())
+        for old in sessions[:-KEPT_SESSIONS]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def start(self, ports: Mapping[str, int], mark: str, log: Path) -> subprocess.Popen[bytes]:
+        """`ray start`, which returns when head and raylet run."""
+        command = [
+            *_ray_command(),
+            "start",
+            "--head",
+            f"--node-ip-address={LOOPBACK}",
+            f"--port={ports['gcs']}",
+            f"--num-cpus={self._cpus}",
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            f"--temp-dir={self.temp}",
+            "--include-dashboard=false",
+            "--include-log-monitor=false",
+            "--disable-usage-stats",
+            "--no-monitor",
+            "--log-color=false",
+        ]
+        return spawn(command, mark=mark, log=log, cwd=self._folder, env=_ENVIRONMENT)
+
+    def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
+        """Ray's own health check against the GCS."""
+        check_ray(self.address(ports), timeout_s)
+
+    def finish(self, ports: Mapping[str, int]) -> None:
+        """Nothing: actors are placed by the controller."""
+
+    def clean(self, ports: Mapping[str, int]) -> None:
+        """The folder outside the data folder, if the path was too long to be inside."""
+        if self.temp.parent != self._folder.parent.resolve():
+            shutil.rmtree(self.temp, ignore_errors=True)
+
+
+def _ray_command() -> list[str]:
+    program = Path(sys.executable).with_name("ray")
+    if not program.exists():
+        raise ComponentFailed(f"ray: {program} is missing: pip install ray")
+    return [str(program)]
+
+
+def check_ray(address: str, timeout_s: float) -> None:
+    """Ask the GCS of a Ray cluster; raises `Unreachable` when it does not answer within the time."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise StackError(f"ray: address {address!r} is not host:port")
+    if host == LOOPBACK and not answers(int(port), timeout_s):
+        raise Unreachable(f"ray: nothing listens on {address}")
+    environment = {**os.environ, **(LOOPBACK_ENV if host == LOOPBACK else {})}
+    command = [*_ray_command(), "health-check", "--address", address]
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=timeout_s + 5.0, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Unreachable(f"ray: no answer from {address} within {timeout_s + 5.0:g} s") from error
+    if done.returncode != 0:
+        raise Unreachable(f"ray: the health check of {address} failed (exit {done.returncode})")
+
+
+def connect(address: str, timeout_s: float = 30.0, namespace: str = "odradek") -> Any:
+    """Join the cluster as a driver; returns the `ray` module. Call `ray.shutdown()` when done."""
+    check_listening(address, timeout_s)
+    if address.startswith(f"{LOOPBACK}:"):
+        os.environ.update(LOOPBACK_ENV)
+    import ray
+    from ray._private import ray_constants
+
+    if address.startswith(f"{LOOPBACK}:"):
+        ray_constants.ENABLE_RAY_CLUSTER = False  # for a process that imported ray before the variable was set
+    ray.init(
+        address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True
+    )
+    return ray
+
+
+def check_listening(address: str, timeout_s: float) -> None:
+    """A cheap first look, because `ray.init` waits most of a minute for a head that is not there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=timeout_s).close()
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"ray: nothing answers at {address} ({error}); odradek status says more") from error
