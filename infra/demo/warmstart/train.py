@@ -21,10 +21,10 @@ from torch import Tensor
 
 from odradek.actors.policy.config import ModelConfig
 from odradek.actors.policy.model import Policy
-from odradek.actors.trainer.optim import set_rate, warm_start_optimisers
 from odradek.infra.demo.demonstrations.segments import Example
 from odradek.infra.demo.demonstrations.stream import shipped_template, training_stream
 from odradek.infra.demo.warmstart.batches import POOL, Batch, pool_batches, target_nll
+from odradek.infra.demo.warmstart.muon import set_rate, warm_start_optimisers
 
 MUON_RATE: Final = 0.02
 """Rate of the block matrices: their update is orthogonal, so this is the step in units of spectral norm."""

@@ -1,0 +1,48 @@
+"""Properties of the step's arithmetic over random batches: cuts, masks and order."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odradek.actors.trainer.batch import cut
+from odradek.actors.trainer.objective import PRESETS, token_weights
+from odradek.actors.trainer.testing import random_batch
+
+TRAINED = st.lists(st.integers(0, 12), min_size=1, max_size=8)
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=30), budget=st.integers(1, 80))
+def test_cut_covers_every_sequence_once_in_order_within_the_budget(lengths: list[int], budget: int) -> None:
+    runs = cut(lengths, budget)
+    assert [i for run in runs for i in run] == list(range(len(lengths)))
+    assert all(len(run) == 1 or sum(lengths[i] for i in run) <= budget for run in runs)
+
+
+@given(trained=TRAINED, preset=st.sampled_from(sorted(PRESETS)), data=st.data())
+@settings(deadline=None)
+def test_weights_add_up_over_any_partition_and_follow_any_order(
+    trained: list[int], preset: str, data: st.DataObject
+) -> None:
+    batch = random_batch(trained)
+    weight = token_weights(batch, PRESETS[preset])
+    order = data.draw(st.permutations(range(batch.sequences)))
+    shuffled = token_weights(batch.select(order), PRESETS[preset])
+    assert np.array_equal(shuffled, weight[batch.indices(order)])
+    assert np.isfinite(weight).all() and not weight[~batch.loss_mask].any()
+    assert (weight[batch.loss_mask] > 0).all()
+
+
+@given(trained=TRAINED, keep=st.data())
+@settings(deadline=None)
+def test_select_keeps_each_sequence_whole(trained: list[int], keep: st.DataObject) -> None:
+    batch = random_batch(trained)
+    chosen = keep.draw(st.lists(st.integers(0, batch.sequences - 1), min_size=1, unique=True))
+    part = batch.select(chosen)
+    for new, old in enumerate(chosen):
+        a, b = part.seq_starts[new : new + 2]
+        c, d = batch.seq_starts[old : old + 2]
+        assert np.array_equal(part.tokens[a:b], batch.tokens[c:d])
+        assert np.array_equal(part.loss_mask[a:b], batch.loss_mask[c:d])
+    assert part.trained_tokens().tolist() == batch.trained_tokens()[list(chosen)].tolist()
