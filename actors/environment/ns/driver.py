@@ -1,0 +1,403 @@
+"""The driver `ns`: makes, finds and ends sandboxes on this host.
+
+Law: a sandbox's record is written before anything is made, and removed after everything is gone. Sandboxes die with
+this process (see `zygote.py`); what a dead driver left below the same state directory is removed at start.
+
+As root, sandboxes run as `SANDBOX_UID` and cgroup limits are used where the host offers them; otherwise all of it runs
+as the calling user. Nothing is silently weakened: what this host can't hold is refused by `limits.plan`.
+
+Waits for: the zygote's replies and an init's `ready`, each until the call's deadline.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import psutil
+
+from odradek.actors.environment.errors import (
+    SandboxAdmissionError,
+    SandboxInfraError,
+    SandboxNotFoundError,
+    SandboxSpecError,
+)
+from odradek.actors.environment.ns import cgroup, linux, preflight, wire
+from odradek.actors.environment.ns.host import ZygoteHost
+from odradek.actors.environment.ns.instance import Record, open_instance, reap_dead, start_ticks
+from odradek.actors.environment.ns.limits import Plan, check_spec, levels, plan
+from odradek.actors.environment.ns.overlay import BaseTree, DigestCache
+from odradek.actors.environment.ns.removal import remove_cgroups, remove_tree
+from odradek.actors.environment.ns.sandbox import NsSandbox
+from odradek.actors.environment.ns.stack import FrozenStack, FrozenStore, Stack
+from odradek.actors.environment.ns.workspace import base_reader, base_tree
+from odradek.actors.environment.protocol import (
+    DEFAULT_DEADLINE_S,
+    Capabilities,
+    DriverMetrics,
+    PreflightCheck,
+    SandboxInfo,
+    SandboxMetrics,
+    SandboxSpec,
+)
+from odradek.sandbox_images.errors import ImageNotFoundError
+from odradek.sandbox_images.store import ImageStore, store_owner
+
+T = TypeVar("T")
+
+FILE_THREADS = 4
+"""Threads for file work. Too low: a large diff delays every read; too high: they fight for the interpreter."""
+
+KEPT_BASES = 256
+"""Base trees kept in memory. Too low: each sandbox reads its own; too high: memory, if repositories are large."""
+
+
+MAX_LAYERS = 8
+"""Layers of image and spec together: with `MAX_FROZEN` uppers their paths still fit the kernel's 4 KiB of options."""
+
+
+class NsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much the driver admits."""
+
+    max_sandboxes: int = 1000
+    """Live at once. Each costs about 2 MB and three processes' worth of kernel memory."""
+    min_free_disk_bytes: int = 512 * 1024 * 1024
+    """Below this no sandbox is made. Too low: commands fail for want of space, which looks like the agent's fault."""
+    min_free_memory_bytes: int = 256 * 1024 * 1024
+    """Below this no sandbox is made. Too low: the kernel kills at random."""
+
+
+class _Counters:
+    created = destroyed = expired = execs = reaped = 0
+
+
+class NsDriver:
+    """See `protocol.SandboxDriver`. Call `start` before anything else and `close` at the end.
+
+    `state_dir` must be on a file system that overlay accepts as upper: ext4, xfs, btrfs, or tmpfs from Linux 6.6 on;
+    not on an overlay itself.
+    """
+
+    def __init__(self, state_dir: Path, images: ImageStore, config: NsConfig | None = None) -> None:
+        self._state_dir = state_dir
+        self._config = config if config is not None else NsConfig()
+        self.images = images
+        self._counters = _Counters()
+        self._sandboxes: dict[str, NsSandbox] = {}
+        self._inits: dict[str, NsSandbox] = {}
+        self._cleaning: set[asyncio.Task[None]] = set()
+        self._by_key: dict[str, asyncio.Future[NsSandbox]] = {}
+        self._plans: dict[str, Plan] = {}
+        self._snapshots: dict[str, tuple[SandboxSpec, FrozenStack]] = {}
+        self._digests = DigestCache()
+        self._bases: OrderedDict[tuple[str, ...], BaseTree] = OrderedDict()
+        self._cgroups: cgroup.Place | None = None
+        self._started = self._closed = False
+        self._zygote: ZygoteHost | None = None
+
+    async def start(self) -> None:
+        """Reap what dead drivers left, then start the zygote."""
+        if self._started:
+            raise SandboxSpecError("this driver was started before; make another one")
+        if not linux.supported():
+            raise SandboxSpecError(f"driver ns does not know the system calls of {linux.MACHINE}")
+        self._started = True
+        owner = store_owner()
+        become = partial(linux.set_fs_user, owner) if os.geteuid() == 0 else None
+        self._threads = ThreadPoolExecutor(FILE_THREADS, "sandbox-files", initializer=become)
+        place = await asyncio.to_thread(preflight.find_cgroups)
+        parents = list(place.parents.values()) if place is not None else []
+        self._counters.reaped = await asyncio.to_thread(reap_dead, self._state_dir, parents)
+        self._instance = open_instance(self._state_dir, owner)
+        self._frozen = FrozenStore(self._instance)
+        try:
+            if place is not None:
+                self._cgroups = preflight.try_cgroups(place, f"odradek-{self._instance.name}", owner)
+            paths = [str(path) for path in self._cgroups.paths("")] if self._cgroups is not None else []
+            self._zygote = await ZygoteHost.start(
+                self._instance, str(self.images.root.absolute()), owner, paths, self._on_gone, self._on_zygote_end
+            )
+        except BaseException:
+            await self.close()
+            raise
+
+    # --- protocol ---
+
+    async def capabilities(self) -> Capabilities:
+        return Capabilities(
+            driver="ns",
+            enforcement=levels(self._cgroups is not None),
+            networks=("none", "host"),
+            memory_fork=False,
+            unprivileged=os.geteuid() != 0,
+        )
+
+    async def preflight(self) -> Sequence[PreflightCheck]:
+        return await preflight.run(self)
+
+    async def create(self, spec: SandboxSpec, *, key: str = "", deadline_s: float = DEFAULT_DEADLINE_S) -> NsSandbox:
+        return await self._once(key, lambda: self._create(spec, None, deadline_s))
+
+    async def create_from(
+        self, snapshot_id: str, *, key: str = "", deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> NsSandbox:
+        spec, below = self._snapshot(snapshot_id)
+        return await self._once(key, lambda: self._create(spec, below, deadline_s))
+
+    async def drop_snapshot(self, snapshot_id: str) -> None:
+        _, below = self._snapshot(snapshot_id)
+        del self._snapshots[snapshot_id]
+        await self.in_file_thread(lambda: self._frozen.release(below.frozen))
+
+    async def get(self, sandbox_id: str) -> NsSandbox:
+        try:
+            return self._sandboxes[sandbox_id]
+        except KeyError:
+            raise SandboxNotFoundError(f"no sandbox {sandbox_id!r} is alive on this driver") from None
+
+    async def list(self) -> tuple[SandboxInfo, ...]:
+        now = time.monotonic()
+        return tuple(
+            SandboxInfo(sandbox.sandbox_id, sandbox.spec.labels, now - sandbox.created_at, sandbox.ends_at - now)
+            for sandbox in self._sandboxes.values()
+        )
+
+    async def metrics(self) -> DriverMetrics:
+        counters = self._counters
+        return DriverMetrics(
+            live=len(self._sandboxes),
+            created=counters.created,
+            destroyed=counters.destroyed,
+            expired=counters.expired,
+            execs=counters.execs,
+            reaped_at_start=counters.reaped,
+        )
+
+    async def close(self) -> None:
+        if self._closed or not self._started:
+            return
+        self._closed = True
+        await asyncio.gather(*(self.destroy(sandbox) for sandbox in list(self._sandboxes.values())))
+        if self._zygote is not None:
+            await self._zygote.stop()
+        await asyncio.gather(*self._cleaning)
+        self._threads.shutdown(wait=True)
+        await asyncio.to_thread(self._remove_instance)
+
+    # --- for NsSandbox ---
+
+    async def in_file_thread(self, work: Callable[[], T]) -> T:
+        """Run file work as the sandbox's user."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def count_exec(self) -> None:
+        self._counters.execs += 1
+
+    def keep_snapshot(self, spec: SandboxSpec, below: FrozenStack) -> str:
+        snapshot_id = f"snap-{secrets.token_hex(8)}"
+        self._frozen.hold(below.frozen)
+        self._snapshots[snapshot_id] = (spec, below)
+        return snapshot_id
+
+    async def start_init(self, sandbox: NsSandbox, lifetime_s: float, deadline_s: float) -> None:
+        """Fork an init for the sandbox's stack and wait until its root is built."""
+        limits = self._plans[sandbox.sandbox_id]
+        ours, theirs = wire.pair()
+        ready = sandbox.attach(ours)
+        try:
+            message = {
+                "op": "create",
+                "sandbox": sandbox.sandbox_id,
+                "hostname": sandbox.sandbox_id,
+                "network": sandbox.spec.network,
+                "lifetime_s": max(0.0, lifetime_s),
+                "rlimits": limits.rlimits,
+                "processors": limits.processors,
+                **sandbox.stack.mount_paths(),
+            }
+            reply = await self._live_zygote().request(message, deadline_s, (theirs.fileno(),))
+        finally:
+            theirs.close()
+        sandbox.pid = reply["pid"]
+        try:
+            async with asyncio.timeout(deadline_s):
+                await ready
+        except TimeoutError:
+            raise SandboxInfraError(f"sandbox {sandbox.sandbox_id}: not ready within {deadline_s:g} s") from None
+        if self._cgroups is not None:  # init starts no command before it is told to, and is told after this
+            try:
+                cgroup.enter(self._cgroups, sandbox.sandbox_id, sandbox.pid)
+            except OSError as error:
+                raise SandboxInfraError(f"sandbox {sandbox.sandbox_id}: cgroup: {error}") from error
+
+    async def stop_init(self, sandbox: NsSandbox) -> None:
+        """Kill the sandbox's processes and wait until the kernel has let go of them."""
+        sandbox.detach()
+        if sandbox.pid and not sandbox.gone.is_set() and self._zygote is not None and not self._zygote.ended:
+            with suppress(SandboxInfraError):  # "gone" already: its event is on the way
+                await self._zygote.request({"op": "kill", "sandbox": sandbox.sandbox_id}, DEFAULT_DEADLINE_S)
+            async with asyncio.timeout(DEFAULT_DEADLINE_S):
+                await sandbox.gone.wait()
+        sandbox.pid = 0
+
+    async def destroy(self, sandbox: NsSandbox) -> None:
+        if self._sandboxes.pop(sandbox.sandbox_id, None) is None:
+            return
+        sandbox.fail("destroyed")
+        try:
+            await self.stop_init(sandbox)
+        finally:
+            await self._clean_up(sandbox)
+            self._counters.destroyed += 1
+
+    async def renew(self, sandbox: NsSandbox, lifetime_s: float) -> None:
+        message = {"op": "renew", "sandbox": sandbox.sandbox_id, "lifetime_s": lifetime_s}
+        await self._live_zygote().request(message, DEFAULT_DEADLINE_S)
+        sandbox.ends_at = time.monotonic() + lifetime_s
+
+    async def measure(self, sandbox: NsSandbox, processes: int) -> SandboxMetrics:
+        memory = cgroup.memory_bytes(self._cgroups, sandbox.sandbox_id) if self._cgroups is not None else None
+        disk = await self.in_file_thread(sandbox.stack.disk_bytes)
+        return SandboxMetrics(processes=processes, memory_bytes=memory, cpu_s=None, disk_bytes=disk)
+
+    # --- inside ---
+
+    async def _once(self, key: str, make: Callable[[], Awaitable[NsSandbox]]) -> NsSandbox:
+        """One sandbox for each idempotency key, as long as it lives."""
+        if not key:
+            return await make()
+        task = self._by_key.get(key)
+        if task is not None and task.done() and not self._is_live(task):
+            task = None
+        if task is None:
+            task = self._by_key[key] = asyncio.ensure_future(make())
+        return await asyncio.shield(task)
+
+    def _is_live(self, task: "asyncio.Future[NsSandbox]") -> bool:
+        if task.cancelled() or task.exception() is not None:
+            return False
+        return task.result().sandbox_id in self._sandboxes
+
+    async def _create(self, spec: SandboxSpec, below: FrozenStack | None, deadline_s: float) -> NsSandbox:
+        check_spec(spec)
+        limits = plan(spec.limits, self._cgroups is not None, turn=self._counters.created)
+        layers = self._layers(spec)
+        self._admit()
+        sandbox_id = f"sb-{secrets.token_hex(8)}"
+        record = Record(sandbox_id, dict(spec.labels), time.time(), spec.lifetime_s)
+        self._instance.write_record(record)
+        stack = Stack(
+            sandbox_id,
+            self._instance,
+            self._frozen,
+            layers,
+            self._base(layers),
+            base_reader(self.images, layers),
+            self._digests,
+            below,
+        )
+        sandbox = NsSandbox(self, sandbox_id, spec, stack)
+        self._plans[sandbox_id] = limits
+        self._sandboxes[sandbox_id] = self._inits[sandbox_id] = sandbox
+        try:
+            await self.in_file_thread(stack.make)
+            if self._cgroups is not None:
+                cgroup.make_group(self._cgroups, sandbox_id, limits.cgroup)
+            await self.start_init(sandbox, spec.lifetime_s, deadline_s)
+        except BaseException as error:
+            await self.destroy(sandbox)
+            if isinstance(error, OSError):
+                raise SandboxInfraError(f"sandbox {sandbox_id} could not be made: {error}") from error
+            raise
+        record.pid, record.start_ticks = sandbox.pid, start_ticks(sandbox.pid)
+        self._instance.write_record(record)
+        self._counters.created += 1
+        return sandbox
+
+    def _admit(self) -> None:
+        config = self._config
+        if len(self._sandboxes) >= config.max_sandboxes:
+            raise SandboxAdmissionError(f"{len(self._sandboxes)} sandboxes live, {config.max_sandboxes} admitted")
+        disk = os.statvfs(self._instance.fd)
+        free = disk.f_bavail * disk.f_frsize
+        if free < config.min_free_disk_bytes:
+            raise SandboxAdmissionError(f"{free} bytes free below {self._state_dir}, {config.min_free_disk_bytes} kept")
+        memory = psutil.virtual_memory().available
+        if memory < config.min_free_memory_bytes:
+            raise SandboxAdmissionError(f"{memory} bytes of memory available, {config.min_free_memory_bytes} kept")
+
+    def _layers(self, spec: SandboxSpec) -> tuple[str, ...]:
+        try:
+            layers = (*self.images.image(spec.image).layers, *spec.layers)
+            for layer in layers:
+                self.images.layer_path(layer)
+        except ImageNotFoundError as error:
+            raise SandboxSpecError(str(error)) from error
+        if len(layers) > MAX_LAYERS:
+            raise SandboxSpecError(f"{len(layers)} layers of image and spec: at most {MAX_LAYERS}")
+        return layers
+
+    def _base(self, layers: tuple[str, ...]) -> BaseTree:
+        base = self._bases.get(layers)
+        if base is None:
+            base = self._bases[layers] = base_tree(self.images.manifest(layer) for layer in layers)
+            while len(self._bases) > KEPT_BASES:
+                self._bases.popitem(last=False)
+        return base
+
+    def _snapshot(self, snapshot_id: str) -> tuple[SandboxSpec, FrozenStack]:
+        try:
+            return self._snapshots[snapshot_id]
+        except KeyError:
+            raise SandboxNotFoundError(f"no snapshot {snapshot_id!r} on this driver") from None
+
+    def _live_zygote(self) -> ZygoteHost:
+        if self._zygote is None or self._zygote.ended:
+            raise SandboxInfraError("the driver's zygote has ended; start another driver")
+        return self._zygote
+
+    def _on_gone(self, sandbox_id: str, status: int, expired: bool) -> None:
+        """An init has ended. If nobody asked for that, clean up behind it."""
+        sandbox = self._inits.get(sandbox_id)
+        if sandbox is None:
+            return
+        how = "its lifetime is over" if expired else f"its init ended ({describe_status(status)})"
+        if sandbox.ended(how) and self._sandboxes.pop(sandbox_id, None) is not None:
+            self._counters.expired += expired
+            task = asyncio.ensure_future(self._clean_up(sandbox))
+            self._cleaning.add(task)
+            task.add_done_callback(self._cleaning.discard)
+
+    def _on_zygote_end(self) -> None:
+        for sandbox in list(self._sandboxes.values()):
+            sandbox.gone.set()
+            sandbox.fail("the driver's zygote has ended")
+
+    async def _clean_up(self, sandbox: NsSandbox) -> None:
+        name = sandbox.sandbox_id
+        self._inits.pop(name, None)
+        self._plans.pop(name, None)
+        await self.in_file_thread(sandbox.stack.remove)
+        if self._cgroups is not None:
+            remove_cgroups([str(path) for path in self._cgroups.paths(name)])
+        self._instance.forget_record(name)
+
+    def _remove_instance(self) -> None:
+        remove_tree(self._instance.name, self._instance.state_fd)
+        remove_tree(f"{self._instance.name}.lock", self._instance.state_fd)
+        if self._cgroups is not None:
+            remove_cgroups([str(path) for path in self._cgroups.paths("")])
+        self._instance.close()
+
+
+def describe_status(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
