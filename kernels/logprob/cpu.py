@@ -1,12 +1,10 @@
-"""Token log-probabilities on CPU, a chunk of rows at a time.
-
-With p = softmax(z), H = −Σ p·log p and z = logits/τ: d logprob/dz = onehot − p, dH/dz = −p·(log p + H).
-"""
+"""Token log-probabilities on CPU: `log_softmax` of a chunk of rows at a time."""
 
 from typing import Any, cast
 
 import torch
 
+from odradek.kernels.logprob.backward import token_logprobs_backward
 from odradek.kernels.rows.cpu import ROW_TILE, matmul_rows
 
 CHUNK_LOGITS = 1 << 18
@@ -42,37 +40,12 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprob_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        hidden_N_H, weight_V_H, targets_N, entropy_N = ctx.saved_tensors
-        grad_logprob, grad_entropy = grads
-        grad_hidden = torch.zeros_like(hidden_N_H)
-        grad_weight = torch.zeros(weight_V_H.shape, dtype=torch.float32)
-        with_entropy = bool((grad_entropy != 0).any())
-        rows = _chunk_rows(weight_V_H.shape[0])
-        for start in range(0, len(targets_N), rows):
-            part = slice(start, start + rows)
-            logp = torch.log_softmax(row_logits(hidden_N_H[part], weight_V_H, ctx.temperature), -1)
-            p = logp.exp()
-            up = grad_logprob[part, None]
-            if with_entropy:
-                # up·(onehot − p) − h·p·(logp + H): everything but the one-hot term is −p times a sum.
-                p.mul_(logp.add_(entropy_N[part, None]).mul_(grad_entropy[part, None]).add_(up)).neg_()
-            else:
-                p.mul_(-up)
-            p.scatter_add_(1, targets_N[part, None], up)
-            if ctx.temperature != 1.0:
-                p.div_(ctx.temperature)
-            narrow = p.to(hidden_N_H.dtype)
-            if ctx.needs_input_grad[0]:
-                torch.mm(narrow, weight_V_H, out=grad_hidden[part])
-            if ctx.needs_input_grad[1]:
-                grad_weight.addmm_(p.t(), hidden_N_H[part].float())
-        return (
-            grad_hidden if ctx.needs_input_grad[0] else None,
-            grad_weight.to(weight_V_H.dtype) if ctx.needs_input_grad[1] else None,
-            None,
-            None,
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows = _chunk_rows(ctx.saved_tensors[1].shape[0])
+        found = token_logprobs_backward(
+            ctx.saved_tensors, grads[0], grads[1], ctx.temperature, row_logits, rows, ctx.needs_input_grad
         )
+        return (*found, None, None)
 
 
 def token_logprobs(

@@ -1,34 +1,25 @@
-"""Root-mean-square norm on CPU.
-
-Backward, with r = 1/rms, g = grad·w and the mean over H: dx = r·(g − x·r²·mean(g·x)), dw = Σ_rows grad·x·r.
-"""
+"""Root-mean-square norm on CPU; backward is the formula of `norm.formula`."""
 
 from typing import Any, cast
 
 import torch
 
+from odradek.kernels.norm.formula import rms_norm_backward
+
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w_H: torch.Tensor, eps: float) -> torch.Tensor:
+        # The mean square in float32 at least: bf16 has too few bits to add up a row.
         wide = x if x.dtype == torch.float64 else x.float()
-        # The mean square in float32: bf16 has too few bits to add up a row.
         inverse = torch.rsqrt((wide * wide).mean(-1, keepdim=True).add_(eps))
         ctx.save_for_backward(x, w_H, inverse)
-        return (wide * inverse).to(x.dtype) * w_H
+        return ((wide * inverse).to(x.dtype) * w_H).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, w_H, inverse = ctx.saved_tensors
-        wide = x.to(inverse.dtype)
-        grad = grads[0].to(inverse.dtype)
-        normed = wide * inverse
-        grad_w = (grad * normed).flatten(0, -2).sum(0).to(w_H.dtype) if ctx.needs_input_grad[1] else None
-        if not ctx.needs_input_grad[0]:
-            return None, grad_w, None
-        scaled = grad * w_H.to(inverse.dtype)
-        grad_x = inverse * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
-        return grad_x.to(x.dtype), grad_w, None
+        return (*rms_norm_backward(x, w_H, inverse, grads[0], ctx.needs_input_grad), None)
 
 
 def rms_norm(x: torch.Tensor, w_H: torch.Tensor, eps: float) -> torch.Tensor:
