@@ -295,7 +295,7 @@ class SessionRunner:
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _open_environment(self) -> None:
-        rebuilt = self.state.environment is not None or bool(self.state.deltas)
+        rebuilt = self.state.environments > 0
         info = await self._environment.open(
             self.spec.session_id, self.state.epoch, self.spec.start, list(self.state.deltas)
         )

@@ -85,6 +85,8 @@ class SessionState:
     turns: list[Turn] = field(default_factory=list)
     deltas: list[WorkspaceDelta] = field(default_factory=list)
     environment: EnvironmentOpened | None = None
+    environments: int = 0
+    """Sandboxes the session has had; any after the first was rebuilt from the log."""
     cancel: CancelRequested | None = None
     end: SessionCompleted | SessionFailed | None = None
     sampled_tokens: int = 0
@@ -158,6 +160,7 @@ class SessionFold:
         match body:
             case EnvironmentOpened():
                 state.environment = body
+                state.environments += 1
             case EnvironmentClosed():
                 state.environment = None
             case TurnSampled():

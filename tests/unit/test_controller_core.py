@@ -1,0 +1,325 @@
+"""The controller's promises (actors/controller/core.py), each by its name."""
+
+from __future__ import annotations
+
+from odradek.actors.controller.core import EVAL_LANE, Controller
+from odradek.actors.controller.groups import MAX_REPLACEMENTS
+from odradek.actors.controller.placement import LOST_AFTER_S, Placer, host_of
+from odradek.streams.events.batches import BatchAssembled, StepCompleted
+from odradek.streams.events.groups import (
+    GroupDiscarded,
+    GroupEvent,
+    GroupOpened,
+    GroupSealed,
+    LaneConfigured,
+    MemberReplaced,
+)
+from odradek.streams.events.meta import RecordRef
+from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
+from odradek.streams.events.tasks import TaskCancelled, TaskPublished
+from odradek.streams.events.weights import VersionPinned, VersionPublished, VersionRolledBack
+
+LANE = LaneConfigured(lane="main-0", policy="demo", groups_per_batch=2, attempts=2, max_staleness=2)
+
+
+def task(name: str, **fields: object) -> TaskPublished:
+    return TaskPublished(task_id=name, instruction=f"fix {name}", attempts=2, **fields)  # type: ignore[arg-type]
+
+
+def published(version: int) -> VersionPublished:
+    return VersionPublished(policy="demo", version=version, manifest_key=f"k/{version}", manifest_sha256="0")
+
+
+class World:
+    """A controller whose decisions land on a list standing for groups.v1."""
+
+    def __init__(self, log: list[GroupEvent] | None = None) -> None:
+        self.core = Controller(LANE)
+        self.log: list[GroupEvent] = []
+        self.task_offset = 0
+        self.reward_offset = 0
+        for event in log or []:
+            self._fold(event)
+        self.core.recovered()
+
+    def _fold(self, event: GroupEvent) -> None:
+        self.core.apply_group(len(self.log), event)
+        self.log.append(event)
+
+    def tick(self, now_ms: int = 0, slots: int = 100) -> list[GroupEvent]:
+        decisions = self.core.decide(now_ms, slots, [0])
+        for decision in decisions:
+            self._fold(decision)
+        return decisions
+
+    def publish(self, event: TaskPublished | TaskCancelled) -> RecordRef:
+        ref = RecordRef("tasks.v1", 0, self.task_offset)
+        self.task_offset += 1
+        self.core.on_task(ref, event)
+        return ref
+
+    def opened(self, *names: str) -> list[GroupOpened]:
+        self.core.on_weights(published(0))
+        for name in names:
+            self.publish(task(name))
+        return [event for event in self.tick() if isinstance(event, GroupOpened)]
+
+    def reward(self, group: GroupOpened, session: str, solved: float = 1.0) -> None:
+        self._verdict(
+            RewardAssigned(
+                session_id=session,
+                group_id=group.group_id,
+                partition=0,
+                first_offset=0,
+                last_offset=1,
+                grader="g",
+                grader_version="1",
+                components={"solved": solved},
+                total=solved,
+                sampled_tokens=7,
+            )
+        )
+
+    def lose(self, group: GroupOpened, session: str, retryable: bool = True) -> None:
+        self._verdict(
+            RewardUngraded(
+                session_id=session,
+                group_id=group.group_id,
+                partition=0,
+                first_offset=0,
+                last_offset=1,
+                grader="g",
+                grader_version="1",
+                cause="host lost",
+                retryable=retryable,
+            )
+        )
+
+    def _verdict(self, verdict: RewardAssigned | RewardUngraded) -> None:
+        self.core.on_verdict(RecordRef("rewards.v1", 0, self.reward_offset), verdict)
+        self.reward_offset += 1
+
+
+def test_a_task_record_leads_to_one_group_and_the_same_key_twice_is_one_task() -> None:
+    world = World()
+    world.core.on_weights(published(0))
+    world.publish(task("a", idempotency_key="k"))
+    world.publish(task("b", idempotency_key="k"))
+    world.publish(task("a"))
+    world.publish(task("a"))
+    opened = [e for e in world.tick() if isinstance(e, GroupOpened)]
+    assert [e.task_id for e in opened] == ["a", "a"]
+    assert world.tick() == []
+
+
+def test_a_restarted_controller_opens_what_is_missing_and_nothing_twice() -> None:
+    world = World()
+    world.opened("a", "b")
+    again = World(world.log)
+    again.core.on_weights(published(0))
+    for name in ("a", "b", "c"):
+        again.publish(task(name))
+    assert [e.task_id for e in again.tick() if isinstance(e, GroupOpened)] == ["c"]
+
+
+def test_every_member_of_every_open_group_is_placed_until_it_has_a_verdict() -> None:
+    world = World()
+    (group,) = world.opened("a")
+    assert [(p.session_id, p.fresh) for p in world.core.placements()] == [(s, True) for s in group.sessions]
+    world.core.placed(group.sessions[0])
+    world.reward(group, group.sessions[1])
+    assert [(p.session_id, p.fresh) for p in world.core.placements()] == [(group.sessions[0], False)]
+    assert all(not p.fresh for p in World(world.log).core.placements())
+
+
+def test_a_group_is_sealed_with_exact_offsets_when_every_member_has_a_verdict() -> None:
+    world = World()
+    (group,) = world.opened("a")
+    world.reward(group, group.sessions[0])
+    assert world.tick() == []
+    world.reward(group, group.sessions[1], 0.0)
+    (sealed,) = world.tick()
+    assert isinstance(sealed, GroupSealed) and sealed.reason == "complete"
+    assert [(m.session_id, m.first_offset, m.last_offset, m.status) for m in sealed.members] == [
+        (session, 0, 1, "rewarded") for session in group.sessions
+    ]
+    assert [m.reward for m in sealed.members] == [RecordRef("rewards.v1", 0, 0), RecordRef("rewards.v1", 0, 1)]
+
+
+def test_a_reward_after_the_seal_changes_nothing() -> None:
+    world = World()
+    (group,) = world.opened("a")
+    for session in group.sessions:
+        world.reward(group, session)
+    world.tick()
+    world.reward(group, group.sessions[0], 0.0)
+    assert world.tick() == []
+
+
+def test_a_failure_of_ours_gets_a_fresh_attempt_then_the_group_is_discarded() -> None:
+    """Guarantee 11: never scored; the discard names its cause and the lengths of what had finished."""
+    world = World()
+    (group,) = world.opened("a")
+    world.reward(group, group.sessions[1])
+    lost = group.sessions[0]
+    for _ in range(MAX_REPLACEMENTS):
+        world.lose(group, lost)
+        (replaced,) = world.tick()
+        assert isinstance(replaced, MemberReplaced) and replaced.lost_session == lost
+        assert replaced.new_session not in group.sessions
+        lost = replaced.new_session
+    world.lose(group, lost)
+    (discarded,) = world.tick()
+    assert isinstance(discarded, GroupDiscarded) and discarded.reason == "infrastructure"
+    assert "host lost" in discarded.detail and discarded.member_tokens == [7]
+    assert world.core.backlog.open_groups == 0
+
+
+def test_a_terminal_fault_discards_at_once() -> None:
+    world = World()
+    (group,) = world.opened("a")
+    world.lose(group, group.sessions[0], retryable=False)
+    (discarded,) = world.tick()
+    assert isinstance(discarded, GroupDiscarded)
+
+
+def test_a_group_past_its_deadline_is_sealed_without_the_missing_or_discarded() -> None:
+    """Guarantee 12: nothing waits for ever."""
+    world = World()
+    first, second = world.opened("a", "b")
+    late = first.deadline_ms + 1
+    for session in first.sessions:
+        world.reward(first, session)
+    world.reward(second, second.sessions[0])
+    decided = {e.group_id: e for e in world.tick(late) if isinstance(e, GroupSealed | GroupDiscarded)}
+    assert isinstance(decided[first.group_id], GroupSealed)
+    assert isinstance(decided[second.group_id], GroupDiscarded)
+
+
+def test_a_cancelled_task_is_taken_out_or_its_group_discarded() -> None:
+    world = World()
+    (group,) = world.opened("a")
+    world.publish(task("b"))
+    world.publish(TaskCancelled(task_id="b"))
+    world.publish(TaskCancelled(task_id="a"))
+    decided = world.tick()
+    assert [(type(e), getattr(e, "reason", "")) for e in decided] == [(GroupDiscarded, "cancelled")]
+    assert decided[0].group_id == group.group_id  # type: ignore[union-attr]
+
+
+def test_rl_on_a_task_published_for_evaluation_is_refused() -> None:
+    world = World()
+    world.core.on_weights(published(0))
+    world.publish(TaskPublished(task_id="e", instruction="fix x", purpose="eval", attempts=1))
+    world.publish(TaskPublished(task_id="r", instruction="fix x", attempts=2))
+    decided = world.tick()
+    assert [type(e) for e in decided] == [GroupDiscarded, GroupOpened]
+    assert isinstance(decided[0], GroupDiscarded) and decided[0].reason == "refused"
+
+
+def test_evaluation_is_pinned_opened_first_and_never_in_the_assemblers_lane() -> None:
+    world = World()
+    world.core.on_weights(published(0))
+    world.publish(task("rl"))
+    world.publish(TaskPublished(task_id="e", instruction="fix y", purpose="eval", attempts=1))
+    first, second = (e for e in world.tick() if isinstance(e, GroupOpened))
+    assert (first.purpose, first.lane, first.pinned_version) == ("eval", EVAL_LANE, 0)
+    assert (second.purpose, second.lane, second.pinned_version) == ("rl", "main-0", None)
+
+
+def test_a_version_that_does_not_exist_is_refused() -> None:
+    world = World()
+    world.core.on_weights(published(0))
+    world.publish(task("a", policy_version=9))
+    world.tick()
+    (refused,) = world.tick()
+    assert isinstance(refused, GroupDiscarded) and refused.reason == "policy_version" and "9" in refused.detail
+
+
+def batch(ordinal: int, input_offset: int) -> BatchAssembled:
+    return BatchAssembled(
+        batch_id=f"b{ordinal}",
+        lane="main-0",
+        policy="demo",
+        ordinal=ordinal,
+        groups=[1, 2],
+        dropped=[],
+        members=[],
+        layout=[],
+        merkle_root="",
+        assembler_version=1,
+        config_offset=0,
+        input_offset=input_offset,
+    )
+
+
+def test_admission_keeps_the_expected_staleness_below_the_bound() -> None:
+    """Guarantee 6, at admission: with two kept groups a batch and a bound of two, at most four groups are under way
+    before the trainer has caught up."""
+    world = World()
+    opened = world.opened(*(f"t{i}" for i in range(20)))
+    assert len(opened) == 4
+    for group in opened:
+        for session in group.sessions:
+            world.reward(group, session)
+    assert all(isinstance(e, GroupSealed) for e in world.tick())
+    world.core.on_batch(batch(0, 10**6))
+    world.core.on_batch(batch(1, 10**6))
+    assert world.tick() == []
+    world.core.on_batch(
+        StepCompleted(
+            lane="main-0",
+            policy="demo",
+            step=1,
+            batch_id="b0",
+            batch_offset=0,
+            manifest_key="",
+            manifest_sha256="",
+        )
+    )
+    assert len(world.tick()) == 2
+
+
+def test_slots_bound_what_is_opened() -> None:
+    world = World()
+    world.core.on_weights(published(0))
+    for name in "abc":
+        world.publish(task(name))
+    assert len(world.tick(slots=5)) == 2
+
+
+def test_only_the_controller_decides_what_is_served() -> None:
+    """A training commit never undoes a pin or a roll-back."""
+    core = Controller(LANE)
+    core.on_weights(published(0))
+    core.on_weights(published(1))
+    (change,) = core.decide_weights()
+    assert change.version == 1
+    core.on_current(change)
+    core.on_weights(VersionPinned(policy="demo", version=0))
+    core.on_weights(published(2))
+    (change,) = core.decide_weights()
+    assert change.version == 0
+    core.on_current(change)
+    core.on_weights(VersionPinned(policy="demo", version=None))
+    core.on_weights(VersionRolledBack(policy="demo", to_version=1))
+    (change,) = core.decide_weights()
+    assert change.version == 1
+    core.on_current(change)
+    assert core.decide_weights() == []
+
+
+def test_a_member_is_handed_over_again_only_when_its_host_restarted_or_lost_it() -> None:
+    placer = Placer(hosts=1)
+    assert placer.due(["s"], {0: "boot1"}, {0: frozenset()}, 0.0) == ["s"]
+    placer.handed_over("s", "boot1", 0.0)
+    assert placer.due(["s"], {0: "boot1"}, {0: frozenset({"s"})}, 1.0) == []
+    assert placer.due(["s"], {0: "boot2"}, {0: frozenset()}, 2.0) == ["s"]
+    assert placer.due(["s"], {0: "boot1"}, {0: frozenset()}, 2.0) == []
+    assert placer.due(["s"], {0: "boot1"}, {0: frozenset()}, 2.0 + LOST_AFTER_S) == ["s"]
+    assert placer.due(["s"], {}, {}, 1000.0) == []
+
+
+def test_the_host_of_a_session_follows_from_its_id() -> None:
+    assert {host_of(f"s{i}", 3) for i in range(50)} == {0, 1, 2}
+    assert all(host_of(f"s{i}", 3) == host_of(f"s{i}", 3) for i in range(50))
