@@ -178,7 +178,7 @@ def letter_of(record: Record) -> DeadLetter | None:
         consumer=ours.get("consumer", ""),
         origin=RecordRef(topic=topic, partition=int(number), offset=int(offset)),
         key=record.key_bytes,
-        value=record.value,
+        value=None if ours.get("value") == "null" else record.value,
         headers=tuple((name, value) for name, value in record.headers if not name.startswith(PREFIX)),
         why=ours.get("why", ""),
         error=ours.get("error", ""),
@@ -212,7 +212,10 @@ class DeadLetters:
             (f"{PREFIX}error", error[:ERROR_CHARACTERS].encode()),
             (f"{PREFIX}attempts", str(attempts).encode()),
         )
-        ref = await self._log.append_raw(TOPIC, record.key_bytes, record.value, headers, partition=PARTITION)
+        value = record.value
+        if value is None and record.key_bytes is None:  # the client library refuses to write such a record
+            value, headers = b"", (*headers, (f"{PREFIX}value", b"null"))
+        ref = await self._log.append_raw(TOPIC, record.key_bytes, value, headers, partition=PARTITION)
         await self.catch_up()
         return ref
 
