@@ -19,7 +19,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import torch
@@ -37,18 +37,12 @@ from odradek.actors.inference.errors import (
 )
 from odradek.actors.inference.pages import PAGE_SIZE, PagePool
 from odradek.actors.inference.sampler import sample
-from odradek.actors.inference.scheduler import CHUNK_TOKENS, PREFILL_BUDGET, Scheduler, Sequence
+from odradek.actors.inference.scheduler import Scheduler, Sequence
+from odradek.actors.inference.settings import EngineSettings
 from odradek.actors.inference.types import MIXED_NUMERICS, EngineStats, FinishReason, SampleRequest, SampleResult
-from odradek.actors.inference.weights import KEEP_VERSIONS, HeldWeights, WeightStore
+from odradek.actors.inference.weights import HeldWeights, WeightStore
 from odradek.actors.policy.config import ModelConfig
 from odradek.kernels.logprob.api import row_logits
-
-MAX_RUNNING: Final = 128
-"""Requests decoded together. Too low: rows of each matmul stay empty; too high: each one's next token comes later."""
-
-POOL_CONTEXTS: Final = 160
-"""Default size of the page pool, in whole contexts. Below `MAX_RUNNING` long requests preempt each other; above it,
-what is left keeps sessions parked between their turns. A context of the demo policy takes 1.3 MB."""
 
 FENCES_KEPT: Final = 100_000
 """Sessions whose newest epoch is remembered (about 100 bytes each). A zombie of a session forgotten here samples in
@@ -60,7 +54,7 @@ class StepOutput:
     """Who left in this step, and whether anything was computed."""
 
     finished: list[SampleResult] = field(default_factory=list)
-    failed: list[tuple[str, InferenceError]] = field(default_factory=list)
+    failed: list[tuple[SampleRequest, InferenceError]] = field(default_factory=list)
     computed_tokens: int = 0
 
 
@@ -71,25 +65,21 @@ class Engine:
         self,
         config: ModelConfig,
         numerics_id: str,
-        *,
-        num_pages: int | None = None,
-        max_running: int = MAX_RUNNING,
-        chunk_tokens: int = CHUNK_TOKENS,
-        prefill_budget: int = PREFILL_BUDGET,
-        kv_on_reload: Literal["recompute", "keep"] = "recompute",
-        keep_versions: int = KEEP_VERSIONS,
+        settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        settings = settings or EngineSettings()
         context_pages = -(-config.max_position_embeddings // PAGE_SIZE)
-        num_pages = num_pages or POOL_CONTEXTS * context_pages + 1
+        num_pages = settings.num_pages or settings.max_running * context_pages * 5 // 4 + 1
+        max_running = settings.max_running
         self.config = config
         self.numerics_id = numerics_id
-        self.weights = WeightStore(keep_versions)
+        self.weights = WeightStore(settings.keep_versions)
         self._pool = PagePool(num_pages)
         self._batch = PagedBatch(config, num_pages, max_running)
         self._context = min(config.max_position_embeddings, self._pool.total * PAGE_SIZE)
-        self._keep_old_kv = kv_on_reload == "keep"
-        self._scheduler = Scheduler(self._pool, max_running, chunk_tokens, prefill_budget, self._keep_old_kv)
+        self._keep_old_kv = settings.kv_on_reload == "keep"
+        self._scheduler = Scheduler(self._pool, settings)
         self._clock = clock
         self._by_id: dict[str, Sequence] = {}
         self._epochs: OrderedDict[str, int] = OrderedDict()
@@ -103,14 +93,14 @@ class Engine:
 
     def add(self, request: SampleRequest) -> None:
         """Queue a request; raises at once what makes it impossible, and fences older owners of its session."""
-        if request.request_id in self._by_id:
-            raise DuplicateRequestError(f"request {request.request_id} is already being sampled; wait for its result")
         check_request(request, self.config.vocab_size, self._context)
         version = self.weights.require_current()
         if request.pinned_version is not None:
             version = self.weights.get(request.pinned_version).version
         self._fence(request.session_id, request.epoch)
         self._cancel_older(request.session_id, request.epoch)
+        if request.request_id in self._by_id:
+            raise DuplicateRequestError(f"request {request.request_id} is already being sampled; wait for its result")
         sequence = Sequence(request, self._arrivals, version, list(request.prompt_tokens), added_at=self._clock())
         self._arrivals += 1
         self._by_id[request.request_id] = sequence
@@ -120,6 +110,12 @@ class Engine:
         """Stop the session's requests of this and older epochs and refuse older ones from now on."""
         self._fence(session_id, epoch)
         self._cancel_older(session_id, epoch + 1)
+
+    def withdraw(self, request_id: str) -> None:
+        """Nobody waits for this request any more; unknown ids are fine (it may just have left)."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            self._leave(sequence, "cancelled")
 
     def forget(self, session_id: str) -> None:
         """The session is over: its parked pages may be taken by others first."""
@@ -148,6 +144,14 @@ class Engine:
         if current and before is not None and before != weights.version:
             self._count["reloads"] += 1
             self._move_to(weights.version, before)
+        self._prune()
+
+    def unpin(self, version: int) -> None:
+        """A version installed beside the current one may go once no request needs it."""
+        self.weights.unpin(version)
+        self._prune()
+
+    def _prune(self) -> None:
         for version in self.weights.prune({s.version for s in self._by_id.values()}):
             self._pool.drop_version(version, parked=not self._keep_old_kv)
 
@@ -189,11 +193,16 @@ class Engine:
             prefill = [(s, n) for s, n in plan.prefill if s.version == version]
             decode = [(s, 1) for s in plan.decode if s.version == version]
             self._compute(version, [prefill, decode])
-        out, self._left = self._left, StepOutput()
+        out = self.take_left()
         out.computed_tokens = len(plan.decode) + sum(n for _, n in plan.prefill)
         self._count["steps"] += 1
         self._count["prefill_tokens"] += sum(n for _, n in plan.prefill)
         self._busy += time.perf_counter() - begun
+        return out
+
+    def take_left(self) -> StepOutput:
+        """Who left since the last call, without computing anything."""
+        out, self._left = self._left, StepOutput()
         return out
 
     @torch.inference_mode()
@@ -265,6 +274,7 @@ class Engine:
         result = SampleResult(
             request_id=s.request.request_id,
             session_id=s.request.session_id,
+            epoch=s.request.epoch,
             tokens=s.tokens[s.prompt_length :],
             logprobs=s.logprobs,
             weight_spans=s.weight_spans,
@@ -284,7 +294,7 @@ class Engine:
     def _fail(self, s: Sequence, error: InferenceError, poisoned: bool = False) -> None:
         self._remove(s, poisoned)
         self._count["failed"] += 1
-        self._left.failed.append((s.request.request_id, error))
+        self._left.failed.append((s.request, error))
 
     def _remove(self, s: Sequence, poisoned: bool = False) -> None:
         del self._by_id[s.request.request_id]

@@ -20,15 +20,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from odradek.actors.inference.pages import PAGE_SIZE, Holding, PagePool, Spans
+from odradek.actors.inference.settings import EngineSettings
 from odradek.actors.inference.types import SampleRequest
-
-CHUNK_TOKENS: Final = 256
-"""Most prompt tokens of one request in one step. Too low: long prompts take many steps, each with a fixed cost; too
-high: one long prompt delays every other request's next token."""
-
-PREFILL_BUDGET: Final = 1024
-"""Prompt tokens of all requests in one step (about 30 ms for the demo policy on one core). Too low: requests wait for
-their first token while decoding rows idle; too high: running requests stall at every arrival."""
 
 ADMIT_HEADROOM: Final = 32
 """A request is admitted beside others only if 1/32 of the pool stays free for their growth. Too small a share: it is
@@ -86,21 +79,17 @@ class Scheduler:
     def __init__(
         self,
         pool: PagePool,
-        max_running: int,
-        chunk_tokens: int = CHUNK_TOKENS,
-        prefill_budget: int = PREFILL_BUDGET,
-        keep_old_kv: bool = False,
+        settings: EngineSettings,
     ) -> None:
         self.pool = pool
-        self.max_running = max_running
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         """Both in `order`."""
         self.preemptions = 0
-        self._chunk = chunk_tokens
-        self._budget = prefill_budget
-        self._keep_old_kv = keep_old_kv
-        self._slots = list(range(max_running - 1, -1, -1))
+        self._chunk = settings.chunk_tokens
+        self._budget = settings.prefill_budget
+        self._keep_old_kv = settings.kv_on_reload == "keep"
+        self._slots = list(range(settings.max_running - 1, -1, -1))
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda s: s.order)

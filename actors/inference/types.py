@@ -54,6 +54,7 @@ class SampleResult(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     session_id: str
+    epoch: int
     tokens: list[int]
     logprobs: list[float]
     """float32 values, of the temperature-1 distribution, whatever the sampling temperature."""

@@ -13,9 +13,8 @@ that computes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -26,9 +25,19 @@ from odradek.actors.policy.errors import PolicyError
 from odradek.actors.policy.hf import load_hf_state
 from odradek.actors.policy.model import Policy
 
-KEEP_VERSIONS: Final = 2
-"""Versions held at least. Below 2 a request pinned to the version before the current one fails at every reload; each
-more costs one copy of the weights (twice: as published and as computed)."""
+
+@dataclass(frozen=True, slots=True)
+class FetchedWeights:
+    """What a loader brings: a complete state under Hugging Face names, as published, and its digest if it has one."""
+
+    version: int
+    state: Mapping[str, Tensor]
+    digest: str | None = None
+
+
+Loader = Callable[[int, Mapping[int, Mapping[str, Tensor]]], FetchedWeights]
+"""`loader(version, held states by version)`: fetches a version, whole or by deltas on a held one; blocking, with its
+own deadline. It raises what is missing (a parent, an object, a byte) and then nothing changes here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +83,17 @@ def build(config: ModelConfig, version: int, state: Mapping[str, Tensor], digest
 class WeightStore:
     """The held versions and which one is current; one thread only."""
 
-    def __init__(self, keep: int = KEEP_VERSIONS) -> None:
+    def __init__(self, keep: int) -> None:
         self._keep = keep
         self._held: dict[int, HeldWeights] = {}
         """In order of last becoming current (or arrival), oldest first."""
         self._pins: set[int] = set()
         self.current: int | None = None
+
+    @property
+    def states(self) -> dict[int, Mapping[str, Tensor]]:
+        """What a delta can be applied to."""
+        return {version: held.state for version, held in self._held.items()}
 
     @property
     def versions(self) -> list[int]:

@@ -1,6 +1,6 @@
 """DESIGN §1.7 and §7 on the engine: same numbers, same tokens, known policy, on random batches.
 
-One Hypothesis scenario draws prompts, chunk sizes, budgets, seats, pages (so few that requests are preempted), follow-up
+One Hypothesis scenario draws prompts, chunks, budgets, seats, pages (so few that requests are preempted), follow-up
 turns, cancellations and a reload, and checks every result against the trainer's packed forward, bit for bit.
 """
 
@@ -13,8 +13,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
 from odradek.actors.inference.engine import Engine
-from odradek.actors.inference.types import SampleRequest, SampleResult
+from odradek.actors.inference.settings import EngineSettings
+from odradek.actors.inference.types import Priority, SampleRequest, SampleResult
 from odradek.actors.inference.weights import build
 from odradek.actors.policy.config import ModelConfig
 from odradek.actors.policy.hf import to_hf_state
@@ -90,21 +92,21 @@ def request(name: str, prompt: list[int], turn: Turn, pinned: int | None = None)
         stop_ids=frozenset({STOP}),
         temperature=0.0 if turn.greedy else 1.0,
         seed=hash(turn.limit),
-        priority=turn.priority,
+        priority=Priority(turn.priority),
         pinned_version=pinned,
         deadline=1e18,
     )
 
 
-def engine(config: ModelConfig, **kw: int) -> Engine:
-    e = Engine(config, "test", clock=lambda: 0.0, **kw)
+def engine(config: ModelConfig, settings: EngineSettings) -> Engine:
+    e = Engine(config, "test", settings, clock=lambda: 0.0)
     e.install(build(config, 1, to_hf_state(POLICIES[config.num_experts, 1])))
     return e
 
 
 def alone(config: ModelConfig, version: int, prompt: list[int], turn: Turn) -> SampleResult:
     """The same request on a cold engine with nobody else."""
-    e = engine(config, max_running=1)
+    e = engine(config, EngineSettings(max_running=1))
     e.install(build(config, version, to_hf_state(POLICIES[config.num_experts, version])))
     e.add(request("alone", prompt, turn))
     while True:
@@ -138,7 +140,10 @@ def test_every_logprob_has_the_bits_of_the_packed_forward_whatever_the_schedule(
     reload_at: int,
     follow_up: list[int],
 ) -> None:
-    e = engine(config, num_pages=pages + 1, max_running=seats, chunk_tokens=chunk, prefill_budget=budget)
+    e = engine(
+        config,
+        EngineSettings(num_pages=pages + 1, max_running=seats, chunk_tokens=chunk, prefill_budget=budget),
+    )
     prompts = {f"s{i}/0": t.prompt for i, t in enumerate(batch)}
     turn_of = dict(zip(prompts, batch, strict=True))
     waiting = dict(turn_of)

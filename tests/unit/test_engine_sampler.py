@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from odradek.actors.inference.sampler import philox4x32, sample, uniforms
 
 
