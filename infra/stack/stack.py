@@ -241,10 +241,17 @@ class Stack:
 
     def address(self, component: str) -> str:
         """Where a running component listens; `Unreachable` with the command to run if it is not up."""
-        for status in self.status():
-            if status.name == component and status.health == "running":
-                return status.address
-        raise Unreachable(f"{component} is not running for {self.data}: run odradek up (odradek status says why)")
+        return self.addresses((component,))[component]
+
+    def addresses(self, wanted: Sequence[str]) -> dict[str, str]:
+        """Where the named components are; `Unreachable` names the first that is not up."""
+        statuses = {status.name: status for status in self.status()}
+        for name in wanted:
+            status = statuses.get(name)
+            if status is None or status.health != "running":
+                why = f" ({status.reason})" if status and status.reason else ""
+                raise Unreachable(f"{name} is not running for {self.data}{why}: run odradek up")
+        return {name: statuses[name].address for name in wanted}
 
 
 class _Shared:

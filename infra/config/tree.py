@@ -1,0 +1,210 @@
+"""The configuration tree: one frozen struct a section, one field a setting.
+
+To add a setting, add a field here with a default and a docstring (meaning, unit, what none means): file, environment
+(`ODRADEK_SECTION__KEY`), flags (`--set section.key=value`), `config show` and the checks for unknown keys all follow
+from the types. A test holds that each field is documented. Secrets are typed `Secret`, so that they print as dots.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Secret = Annotated[str, msgspec.Meta(extra={"secret": True})]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections."""
+
+
+class Data(Section, frozen=True, kw_only=True):
+    """Where this machine keeps what it must keep."""
+
+    dir: str = "~/.odradek/default"
+    """Folder of the embedded services' data, state and logs. `--data` and ODRADEK_DATA set it too."""
+
+
+class Kafka(Section, frozen=True, kw_only=True):
+    """The log."""
+
+    bootstrap: str | None = None
+    """host:port of the brokers, comma separated; none starts an embedded broker."""
+    prefix: str = ""
+    """Deployment prefix of topics, groups and transactional ids; empty for none."""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """How to talk to the brokers."""
+    ca_file: str | None = None
+    """Certificate authority file for SSL; none takes the system's."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    """How to log in; none without SASL."""
+    sasl_username: str | None = None
+    """Login name; none without SASL."""
+    sasl_password: Secret | None = None
+    """Password; none without SASL. Better set in the environment than in a file."""
+    replication: Count = 1
+    """Copies of each partition of topics that are created. Production: 3."""
+    min_insync: Count = 1
+    """Copies that must have an append before it is acknowledged. Production: 2."""
+    connect_timeout_s: Positive = 10.0
+    """Seconds to reach a broker at start."""
+
+
+class S3(Section, frozen=True, kw_only=True):
+    """The object store."""
+
+    endpoint: str | None = None
+    """URL of the service, or `aws` for the provider's own; none starts an embedded store."""
+    bucket: str = "odradek"
+    """Bucket of blobs and checkpoints. It must exist unless the store is embedded."""
+    region: str = "us-east-1"
+    """Region in signatures."""
+    prefix: str = ""
+    """Put before every key; empty for none."""
+    credentials_file: str | None = None
+    """JSON file with access_key and secret_key; none uses the usual AWS chain (environment, profile, role)."""
+
+
+class Ray(Section, frozen=True, kw_only=True):
+    """Where actors run."""
+
+    address: str | None = None
+    """host:port of a cluster's head; none starts an embedded one."""
+    logical_cpus: Count = 16
+    """Places for actors on the embedded node; a number to count against, not cores."""
+
+
+class Telemetry(Section, frozen=True, kw_only=True):
+    """What is told to whom about a run."""
+
+    otlp_endpoint: str | None = None
+    """Base URL of an OTLP/HTTP collector; none exports no traces."""
+    prometheus_port: Port | None = None
+    """Loopback port of the metrics page; none takes a free one."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe level that is logged."""
+
+
+class Lane(Section, frozen=True, kw_only=True):
+    """How batches are made; written to the log as `lane.configured`."""
+
+    name: str = "demo"
+    """Name of the lane, one partition of groups.v1."""
+    policy: str = "demo"
+    """Id of the policy that it trains."""
+    groups_per_batch: Count = 12
+    """Kept groups that close a batch."""
+    attempts: Annotated[int, msgspec.Meta(ge=2)] = 8
+    """Sessions of one group. Fewer than about 4 leave few groups with any spread."""
+    max_staleness: NonNegative = 2
+    """Versions that a token may lie behind the version that trains it; older tokens are masked."""
+    advantage: Literal["dr_grpo", "grpo", "rloo"] = "dr_grpo"
+    """Baseline within a group."""
+    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    """What the importance ratio is taken against."""
+    token_budget: Count = 6000
+    """Tokens of one packed micro-batch."""
+    spread_component: str = "solved"
+    """A group is kept only if this component of the reward differs inside it."""
+
+
+class Trainer(Section, frozen=True, kw_only=True):
+    """The training step."""
+
+    learning_rate: Annotated[float, msgspec.Meta(ge=0.0)] = 6e-4
+    """Step size of AdamW. 0 trains nothing: the control run of the demo."""
+    minibatches: Count = 2
+    """Optimiser steps a batch; 1 is strictly on-policy."""
+    micro_tokens: Count = 8192
+    """Tokens of one forward and backward. Bounds memory only, never the result."""
+    clip_low: Positive = 0.2
+    """The ratio's gradient ends below 1 - this."""
+    clip_high: Positive = 0.28
+    """The ratio's gradient ends above 1 + this."""
+    kl_coefficient: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Weight of the KL term against the warm start; 0 computes none."""
+    threads: Count = 1
+    """CPU threads of the trainer process."""
+
+
+class Inference(Section, frozen=True, kw_only=True):
+    """The engines that sample."""
+
+    replicas: Count = 1
+    """Inference actors, one engine each."""
+    max_running: Count = 128
+    """Requests that one engine decodes together."""
+    kv_on_reload: Literal["recompute", "keep"] = "recompute"
+    """What happens to keys and values of older weights."""
+    threads: Count = 1
+    """CPU threads of each engine."""
+
+
+class Session(Section, frozen=True, kw_only=True):
+    """The agents at work."""
+
+    actors: Count = 2
+    """Session actors; each hosts many sessions."""
+    max_in_flight: Count = 104
+    """Sessions at once. Too few leave the engine's batch empty, too many make rollouts stale."""
+
+
+class Reward(Section, frozen=True, kw_only=True):
+    """The graders."""
+
+    actors: Count = 1
+    """Reward actors."""
+
+
+class Sandbox(Section, frozen=True, kw_only=True):
+    """Where commands run."""
+
+    driver: Literal["ns", "microsandbox", "qemu"] = "ns"
+    """Kind of isolation. There is no silent fallback to a weaker one."""
+    unprivileged_ok: bool = True
+    """Whether rlimits may stand in for cgroups where none is delegated; said at start."""
+    max_live: Count = 1000
+    """Sandboxes at once."""
+    min_free_disk_mb: NonNegative = 512
+    """Free disk below which no sandbox is made, MB."""
+    min_free_memory_mb: NonNegative = 256
+    """Free memory below which no sandbox is made, MB."""
+
+
+class Demo(Section, frozen=True, kw_only=True):
+    """Sizes of `make demo`."""
+
+    seed: NonNegative = 0
+    """Seed of tasks and sampling."""
+    minutes: Positive = 8.0
+    """Length of the training window, minutes."""
+    new_combinations: NonNegative = 120
+    """Held-out tasks of new combinations that the first and last version are evaluated on."""
+    unseen_identifiers: NonNegative = 40
+    """Held-out tasks with identifiers never seen."""
+    unseen_templates: NonNegative = 40
+    """Held-out tasks from function templates never seen."""
+    greedy: bool = False
+    """Evaluate greedily as well as sampled."""
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """Everything."""
+
+    data: Data = Data()
+    kafka: Kafka = Kafka()
+    s3: S3 = S3()
+    ray: Ray = Ray()
+    telemetry: Telemetry = Telemetry()
+    lane: Lane = Lane()
+    trainer: Trainer = Trainer()
+    inference: Inference = Inference()
+    session: Session = Session()
+    reward: Reward = Reward()
+    sandbox: Sandbox = Sandbox()
+    demo: Demo = Demo()
