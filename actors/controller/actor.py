@@ -98,8 +98,7 @@ class ControllerActor:
             if not await self._configured(outputs[0][1]):
                 await self._commit(stage, [self._deployment.lane], [])
             self._hosts = [
-                actor_handle(f"session-{i}", self._deployment.namespace)
-                for i in range(self._deployment.session_actors)
+                actor_handle(f"session-{i}", self._deployment.namespace) for i in range(self._deployment.session_actors)
             ]
             async with asyncio.TaskGroup() as group:
                 for topic, start in starts.items():

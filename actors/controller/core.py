@@ -251,9 +251,7 @@ class Controller:
 
     def _refuse(self, ref: RecordRef, reason: DiscardReason, detail: str) -> None:
         lane = self.lane.lane
-        self._refusals.append(
-            GroupDiscarded(group_id=group_id(ref), lane=lane, reason=reason, detail=detail, task=ref)
-        )
+        self._refusals.append(GroupDiscarded(group_id=group_id(ref), lane=lane, reason=reason, detail=detail, task=ref))
 
     def _open(self, now_ms: int, free_slots: int, sessions_floor: list[int]) -> list[GroupEvent]:
         opened: list[GroupEvent] = []

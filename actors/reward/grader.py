@@ -60,9 +60,7 @@ async def grade(task: TaskPublished, conduct: Conduct, factory: SandboxFactory) 
     except SandboxError as error:
         raise GraderCouldNotRun(f"{type(error).__name__}: {error}") from error
     components = {"solved": solved, "turns": float(conduct.turns), "errors": float(conduct.errors)}
-    return Grade(
-        components, combine.total(components), passed, failed, notes, (time.monotonic() - began) * 1000
-    )
+    return Grade(components, combine.total(components), passed, failed, notes, (time.monotonic() - began) * 1000)
 
 
 async def _judge(task: TaskPublished, sandbox: Sandbox) -> tuple[float, list[str], list[str], list[str]]:

@@ -34,10 +34,7 @@ async def run(script: HiddenScript, sandbox: Sandbox) -> Outcome:
     """Place the files, run the command, read the reward. Raises GraderCouldNotRun with the cause."""
     notes = await _planted(sandbox)
     await sandbox.upload({f"{STAGING}/{path}": data for path, data in script.files.items()})
-    place = (
-        f"rm -rf {TESTS} {REWARDS} && mkdir -p {REWARDS} && "
-        f"mv {STAGING} {TESTS} && chmod -R u+rwX {TESTS}"
-    )
+    place = f"rm -rf {TESTS} {REWARDS} && mkdir -p {REWARDS} && mv {STAGING} {TESTS} && chmod -R u+rwX {TESTS}"
     placed = await sandbox.exec(ExecRequest(shell=place, timeout_s=30.0))
     if placed.exit_code != 0:
         raise GraderCouldNotRun(f"the verifier's files could not be placed: {placed.stderr[-200:]!r}")

@@ -39,9 +39,7 @@ TOPIC = "sessions.v1"
 class KafkaJournal:
     """`SessionLog` on sessions.v1. An append that may or may not have landed is repeated: ids are deterministic."""
 
-    def __init__(
-        self, event_log: EventLog, source: str, trace: Callable[[str], str | None] | None = None
-    ) -> None:
+    def __init__(self, event_log: EventLog, source: str, trace: Callable[[str], str | None] | None = None) -> None:
         self._log = event_log
         self._source = source
         self._trace = trace or (lambda _session: None)

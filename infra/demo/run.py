@@ -159,8 +159,9 @@ class Demo:
             await self._publish(cancel)
         lane = self._deployment.lane.lane
         await self._until(
-            lambda fold: all(fold.groups[g].lane != lane for g in fold.open_groups)
-            and len(fold.steps) >= len(fold.batches),
+            lambda fold: (
+                all(fold.groups[g].lane != lane for g in fold.open_groups) and len(fold.steps) >= len(fold.batches)
+            ),
             DRAIN_S,
             "groups under way to end",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,9 +30,8 @@ class LaneConfigured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Deviations from the group's mean below this count as zero."""
     token_budget: int = 6000
     """Tokens in one packed micro-batch."""
-    objective: dict[str, float] = {}
-    """Numbers of the objective and optimiser, by configuration name."""
-    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    training: dict[str, Any] = {}
+    """The trainer's settings (objective, optimiser, minibatches) as JSON values, by configuration name."""
     assembler_version: int = 1
 
 

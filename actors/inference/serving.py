@@ -1,0 +1,167 @@
+"""The serving actor: an `InferenceActor` that follows the log for what to serve and says on it what it serves.
+
+Consumes weights.v1 (which versions exist, and where) and weights.current.v1 (which one to serve). Produces
+replicas.v1: the loaded version and the health of this replica. Fetches weights from the object store by verified
+manifest and shards only. Waits: for the store and the broker, within their deadlines; a version that can't be loaded
+leaves the served one in place and is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from odradek.actors.inference.actor import InferenceActor
+from odradek.actors.inference.errors import VersionNotHeldError
+from odradek.actors.inference.types import SampleRequest, SampleResult
+from odradek.actors.inference.weights import FetchedWeights
+from odradek.actors.policy.config import ModelConfig
+from odradek.actors.runtime.deployment import Deployment
+from odradek.actors.runtime.loop import LoopThread
+from odradek.actors.runtime.store import object_store
+from odradek.actors.trainer.checkpoint import Checkpoints
+from odradek.actors.trainer.manifest import Place
+from odradek.streams import topics
+from odradek.streams.envelope import Event, event_id
+from odradek.streams.errors import DecodeError
+from odradek.streams.events.weights import CurrentWeights, ReplicaReported, VersionPublished
+from odradek.streams.log import EventLog
+
+log = logging.getLogger(__name__)
+
+FETCH_S = 60.0
+"""Seconds one version may take to be fetched. Too low fails on a slow store; too high keeps old weights for long."""
+RETRY_S = 2.0
+"""Seconds before the current version is tried again after a failed load."""
+START_DEADLINE_S = 60.0
+
+
+class ServingActor:
+    """Ray actor class: one replica."""
+
+    def __init__(self, deployment: Deployment, name: str) -> None:
+        logging.basicConfig(level=deployment.log_level)
+        self._deployment = deployment
+        self._name = name
+        self._published: dict[int, VersionPublished] = {}
+        self._wanted: CurrentWeights | None = None
+        self._changed = asyncio.Event()
+        self._loads = 0
+        self._boot_id = str(uuid.uuid4())
+        self._loop = LoopThread(name)
+        self._loop.submit(self._start()).result(START_DEADLINE_S)
+        self._loop.main(self._follow(), name)
+
+    async def _start(self) -> None:
+        place = Place(self._deployment.incarnation, self._deployment.policy, self._deployment.lane.lane)
+        self._checkpoints = Checkpoints(object_store(self._deployment), place)
+        self._log = EventLog(self._deployment.kafka)
+        await self._log.start()
+        config = ModelConfig.from_hf(json.loads((Path(self._deployment.warm_start_dir) / "config.json").read_bytes()))
+        self._running = asyncio.get_running_loop()
+        self._engine = InferenceActor(config, self._fetch, replica=self._name, on_crash=lambda _error: os._exit(70))
+
+    # -- Ray's methods -----------------------------------------------------------------------------------------
+
+    async def sample(self, request: SampleRequest) -> SampleResult:
+        """One turn; see `InferenceActor.sample`."""
+        return await self._loop.call(self._engine.sample(request))
+
+    async def cancel(self, session_id: str, epoch: int) -> None:
+        """Stop the session's requests up to this epoch."""
+        await self._loop.call(self._engine.cancel(session_id, epoch))
+
+    async def state(self) -> dict[str, Any]:
+        """Version, load and counters, for `status` and `watch`."""
+        return await self._loop.call(self._state())
+
+    async def _state(self) -> dict[str, Any]:
+        stats = await self._engine.stats()
+        return {
+            "version": stats.version,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "sampled_tokens": stats.sampled_tokens,
+            "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.cached_tokens,
+            "busy_s": stats.busy_seconds,
+            "loads": self._loads,
+        }
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def _fetch(self, version: int, held: Mapping[int, Mapping[str, Tensor]]) -> FetchedWeights:
+        """Called on the fetching thread; the store's client lives on the actor's loop."""
+        return asyncio.run_coroutine_threadsafe(self._fetched(version, held), self._running).result(FETCH_S)
+
+    async def _fetched(self, version: int, held: Mapping[int, Mapping[str, Tensor]]) -> FetchedWeights:
+        published = self._published.get(version)
+        if published is None:
+            raise VersionNotHeldError(f"version {version} is not on {topics.WEIGHTS.name} yet")
+        manifest = await self._checkpoints.manifest(version, published.manifest_sha256)
+        weights = await self._checkpoints.weights(manifest, held)
+        return FetchedWeights(version, weights.state, weights.digest)
+
+    async def _follow(self) -> None:
+        starts = {topic: await self._log.beginning(topic, 0) for topic in (topics.WEIGHTS.name, CURRENT)}
+        async with asyncio.TaskGroup() as group:
+            for topic, start in starts.items():
+                group.create_task(self._read(topic, start))
+            group.create_task(self._load_wanted())
+
+    async def _read(self, topic: str, start: int) -> None:
+        async for record in self._log.tail(topic, {0: start}):
+            try:
+                body = record.event.body
+            except DecodeError as error:
+                log.warning("%s: record set aside: %s", topic, error)
+                continue
+            if isinstance(body, VersionPublished) and body.policy == self._deployment.policy:
+                self._published[body.version] = body
+            elif isinstance(body, CurrentWeights) and body.policy == self._deployment.policy:
+                self._wanted = body
+            self._changed.set()
+
+    async def _load_wanted(self) -> None:
+        """Serve the newest wanted version whose publication has been read; try a failed one again."""
+        serving: int | None = None
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            wanted = self._wanted
+            if wanted is None or wanted.version == serving or wanted.version not in self._published:
+                continue
+            try:
+                if await self._engine.on_weights(wanted.version):
+                    serving = wanted.version
+                    self._loads += 1
+                    await self._report(wanted.version, healthy=True, detail="")
+            except Exception as error:
+                log.exception("version %d could not be loaded", wanted.version)
+                await self._report(wanted.version, healthy=False, detail=f"{type(error).__name__}: {error}"[:200])
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    async def _report(self, version: int, *, healthy: bool, detail: str) -> None:
+        state = await self._engine.state()
+        body = ReplicaReported(
+            replica=self._name,
+            policy=self._deployment.policy,
+            version=version,
+            healthy=healthy,
+            load_ms=state.load_seconds * 1000,
+            detail=detail,
+        )
+        identifier = event_id("replica", self._name, self._boot_id, version, self._loads, str(healthy))
+        await self._log.append(topics.REPLICAS.name, self._name, Event.of(body, id=identifier, source=self._name))
+
+
+CURRENT = topics.WEIGHTS_CURRENT.name

@@ -1,0 +1,244 @@
+"""The training loop of one lane: a batch in, a version out, exactly once.
+
+Consumes batches.v1 of its lane, in order. Produces step.completed and version.published, in one transaction with the
+input's position. Guarantees:
+- version 0 is the warm start, published like any other; step n turns version n - 1 into n;
+- no batch is trained twice, none is skipped: the next holder resumes after the last committed step's batch, and an
+  existing manifest is adopted only if it is that very batch's;
+- of two trainers one wins a version; the other discards its result and loads the winner's;
+- members whose consent is gone by the time of the step get zero weight and are listed.
+Waits: for batches (nothing is owed), for store and broker (their deadlines). A fenced trainer stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from odradek.actors.policy.model import Policy
+from odradek.actors.trainer.batch import TrainingBatch
+from odradek.actors.trainer.checkpoint import Checkpoints, Published, TrainerState, Weights
+from odradek.actors.trainer.errors import BatchError
+from odradek.actors.trainer.manifest import Origin, check_adoptable
+from odradek.actors.trainer.step import StepReport, StepSettings, train_step
+from odradek.kernels.numerics import numerics_id
+from odradek.streams import topics
+from odradek.streams.assembly.v1.batch import MicroArrays
+from odradek.streams.assembly.versions import assembler
+from odradek.streams.envelope import Event, Record, event_id
+from odradek.streams.errors import DecodeError
+from odradek.streams.events.batches import BatchAssembled, StepCompleted
+from odradek.streams.events.groups import LaneConfigured
+from odradek.streams.events.weights import VersionPublished
+from odradek.streams.log import EventLog
+from odradek.streams.privacy.consent import Consents
+from odradek.streams.replay.rebuild import lane_config, sequences_of
+from odradek.streams.transactions import Stage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """One step's result, before it is committed."""
+
+    report: StepReport
+    published: Published
+    left_out: list[str]
+
+
+def training_batch(micros: list[MicroArrays]) -> TrainingBatch:
+    """The trainer's arrays of a materialised batch: micro-batches one after another, in layout order."""
+    starts = [0]
+    for micro in micros:
+        starts += [starts[-1] + end - begin for begin, end in zip(micro.starts, micro.starts[1:], strict=False)]
+
+    def joined(field: str, dtype: Any) -> Any:
+        return np.concatenate([np.asarray(getattr(micro, field), dtype) for micro in micros])
+
+    return TrainingBatch(
+        tokens=joined("tokens", np.int32),
+        positions=joined("positions", np.int32),
+        seq_starts=np.asarray(starts, np.int32),
+        loss_mask=joined("mask", np.bool_),
+        sampler_logprobs=joined("logprobs", np.float32),
+        advantages=joined("advantages", np.float32),
+        versions=joined("versions", np.int32),
+    )
+
+
+class TrainerLoop:
+    """Runs one lane. `run` returns only by exception or cancellation."""
+
+    def __init__(self, event_log: EventLog, checkpoints: Checkpoints, lane: LaneConfigured, warm_start: Path) -> None:
+        self._log = event_log
+        self._checkpoints = checkpoints
+        self._lane = lane
+        self._warm_start = warm_start
+        self._partition = topics.BATCHES.partition_of(lane.lane)
+        self._consents = Consents()
+        self._state: TrainerState | None = None
+        self._weights: Weights | None = None
+        self._thread = ThreadPoolExecutor(1, "training", initializer=lambda: torch.set_num_threads(1))
+        self.position = 0
+        """Next offset of batches.v1 to read."""
+        self.busy_s = 0.0
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in hand; -1 before start-up is over."""
+        return -1 if self._state is None else self._state.version
+
+    async def run(self) -> None:
+        """Resume, then follow the lane for ever."""
+        outputs = [(topics.BATCHES.name, self._partition), (topics.WEIGHTS.name, 0)]
+        async with Stage(self._log, f"trainer.{self._lane.lane}", outputs) as stage:
+            await self._resume(stage)
+            async for record in self._log.tail(topics.BATCHES.name, {self._partition: self.position}):
+                await self._on_record(stage, record)
+                self.position = record.ref.offset + 1
+
+    # -- start-up ----------------------------------------------------------------------------------------------
+
+    async def _resume(self, stage: Stage) -> None:
+        last = await stage.last(topics.BATCHES.name, self._partition, self._is_step)
+        if last is None:
+            self.position = await self._log.beginning(topics.BATCHES.name, self._partition)
+            await self._begin(stage)
+            return
+        step: StepCompleted = last.event.body
+        self.position = step.batch_offset + 1
+        manifest = await self._checkpoints.manifest(step.step, step.manifest_sha256)
+        self._state, self._weights = await self._checkpoints.restore(manifest)
+        log.info("lane %s goes on from version %d, batches.v1 offset %d", self._lane.lane, step.step, self.position)
+
+    def _is_step(self, record: Record) -> bool:
+        try:
+            body = record.event.body
+        except DecodeError:
+            return False
+        return isinstance(body, StepCompleted) and body.lane == self._lane.lane
+
+    async def _begin(self, stage: Stage) -> None:
+        """Publish the warm start as version 0, once."""
+        policy = await self._compute(lambda: Policy.load_hf(self._warm_start))
+        state = TrainerState.begin(policy, seed=0)
+        origin = Origin(parent=None, configuration=self._lane.training)
+        published = await self._publish(state, origin, None)
+        already = await stage.last(topics.WEIGHTS.name, 0, self._is_version_zero)
+        if already is None:
+            async with stage.transaction() as transaction:
+                await transaction.append(topics.WEIGHTS.name, self._lane.policy, self._version_event(published, ""))
+
+    def _is_version_zero(self, record: Record) -> bool:
+        try:
+            body = record.event.body
+        except DecodeError:
+            return False
+        return isinstance(body, VersionPublished) and body.policy == self._lane.policy and body.version == 0
+
+    # -- one batch ---------------------------------------------------------------------------------------------
+
+    async def _on_record(self, stage: Stage, record: Record) -> None:
+        try:
+            body = record.event.body
+        except DecodeError as error:
+            log.warning("batches.v1: record set aside: %s", error)
+            return
+        if not isinstance(body, BatchAssembled) or body.lane != self._lane.lane:
+            return
+        if body.ordinal != self.version:
+            raise BatchError(
+                f"batch {body.batch_id} at {record.ref} has ordinal {body.ordinal}, expected {self.version}: the "
+                f"lane's history and its checkpoints do not belong together; `odradek restore` begins a new incarnation"
+            )
+        done = await self._train(record.ref.offset, body)
+        await self._commit(stage, record.ref.offset, body, done)
+
+    async def _train(self, offset: int, batch: BatchAssembled) -> _Done:
+        assert self._state is not None
+        state = self._state
+        await self._consents.refresh(self._log)
+        left_out = [m.session_id for m in batch.members if m.subject and not self._consents(m.subject)]
+        config = await lane_config(self._log, batch)
+        sequences = await sequences_of(self._log, batch)
+        arrays = assembler(batch.assembler_version).materialise(
+            batch, sequences, config.max_staleness, frozenset(left_out)
+        )
+        settings = msgspec.convert(config.training, StepSettings)
+        began = asyncio.get_running_loop().time()
+        report = await self._compute(
+            lambda: train_step(
+                state.policy, state.optimiser, training_batch(arrays), settings, state.rng, step=state.version + 1
+            )
+        )
+        self.busy_s += asyncio.get_running_loop().time() - began
+        origin = Origin(
+            parent=state.version, batch_id=batch.batch_id, input_offset=offset, configuration=config.training
+        )
+        state.version += 1
+        published = await self._publish(state, origin, self._weights)
+        return _Done(report, published, left_out)
+
+    async def _publish(self, state: TrainerState, origin: Origin, parent: Weights | None) -> Published:
+        """Store the version; where another trainer's manifest stood first, take that one, if it is of this batch."""
+        published = await self._checkpoints.publish(state, origin, numerics_id(), parent)
+        if published.won:
+            self._state, self._weights = state, published.weights
+        else:
+            check_adoptable(published.manifest, state.version, origin)
+            self._state, self._weights = await self._checkpoints.restore(published.manifest)
+        return published
+
+    async def _commit(self, stage: Stage, offset: int, batch: BatchAssembled, done: _Done) -> None:
+        step = StepCompleted(
+            lane=self._lane.lane,
+            policy=self._lane.policy,
+            step=self.version,
+            batch_id=batch.batch_id,
+            batch_offset=offset,
+            manifest_key=done.published.key,
+            manifest_sha256=done.published.sha256,
+            metrics=done.report.metrics(),
+            left_out=done.left_out,
+            subjects_offset=self._consents.offset,
+        )
+        event = Event.of(step, id=event_id("step", self._lane.lane, self.version), source=f"trainer.{self._lane.lane}")
+        async with stage.transaction() as transaction:
+            await transaction.append(topics.BATCHES.name, self._lane.lane, event)
+            await transaction.append(
+                topics.WEIGHTS.name, self._lane.policy, self._version_event(done.published, batch.batch_id)
+            )
+            await transaction.cross_check(
+                f"trainer.{self._lane.lane}", {(topics.BATCHES.name, self._partition): offset + 1}
+            )
+        log.info("step %d: %s", self.version, done.report)
+
+    def _version_event(self, published: Published, batch_id: str) -> Event[VersionPublished]:
+        manifest = published.manifest
+        body = VersionPublished(
+            policy=self._lane.policy,
+            version=manifest.version,
+            manifest_key=published.key,
+            manifest_sha256=published.sha256,
+            lane=self._lane.lane,
+            step=manifest.version,
+            batch_id=batch_id,
+            parent=manifest.origin.parent,
+            numerics_id=manifest.numerics_id,
+        )
+        identifier = event_id("version", self._lane.policy, self._lane.lane, manifest.version)
+        return Event.of(body, id=identifier, source=f"trainer.{self._lane.lane}")
+
+    async def _compute(self, work: Callable[[], Any]) -> Any:
+        """On the one thread that computes, so that the broker's heartbeats go on beside it."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
