@@ -29,6 +29,9 @@ POLL_S = 0.05
 LOG_TAIL_LINES = 3
 """How many last log lines an error of a component quotes."""
 
+_STACK_FRAME = ("at ", "... ")
+"""How lines of a Java stack trace begin; the cause above them is what helps."""
+
 _START_TIME_FIELD = 19
 """Index of `starttime` in /proc/PID/stat, counted after the command's closing bracket."""
 
@@ -155,5 +158,6 @@ def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
         text = log.read_text(errors="replace")
     except OSError:
         return "no log"
-    kept = [line.strip() for line in text.splitlines() if line.strip()][-lines:]
+    told = (line.strip() for line in text.splitlines())
+    kept = [line for line in told if line and not line.startswith(_STACK_FRAME)][-lines:]
     return " | ".join(line[:200] for line in kept) or "empty log"
