@@ -174,6 +174,8 @@ class EventLog:
         return known
 
     async def _producer(self, compression: str | None) -> AIOKafkaProducer:
+        if (present := self._producers.get(compression)) is not None:
+            return present
         async with self._producer_lock:
             if compression not in self._producers:
                 fresh = clients.producer(self.config, compression=compression)

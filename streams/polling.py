@@ -83,7 +83,12 @@ class Poller:
             return await self._raw(consumer, tps)
         except (kafka.KafkaError, OSError) as error:
             raise clients.translated(self._config, error, "reading", self._bare(tps)) from error
-        return [record_of(self._config, one) for batch in found.values() for one in batch]
+        return [
+            record_of(topic, one)
+            for tp, batch in found.items()
+            for topic in (self._config.bare(tp.topic),)
+            for one in batch
+        ]
 
     def _bare(self, tps: list[TopicPartition]) -> str:
         return self._config.bare(tps[0].topic) if tps else ""
@@ -111,16 +116,16 @@ class Poller:
                 continue
             raw, following = await read_raw(consumer, tp, position)
             consumer.seek(tp, following)
-            records += [record_of(self._config, one) for one in raw]
+            records += [record_of(self._config.bare(tp.topic), one) for one in raw]
         return records
 
 
-def record_of(config: KafkaConfig, stored: Any) -> Record:
-    """The client library's record as ours."""
+def record_of(topic: str, stored: Any) -> Record:
+    """The client library's record as ours, under the topic's bare name."""
     return Record(
-        ref=RecordRef(topic=config.bare(stored.topic), partition=stored.partition, offset=stored.offset),
+        ref=RecordRef(topic=topic, partition=stored.partition, offset=stored.offset),
         key_bytes=stored.key,
         value=stored.value,
-        headers=tuple(stored.headers),
+        headers=stored.headers,
         timestamp_ms=stored.timestamp,
     )
