@@ -20,14 +20,14 @@ from odradek.sandbox_images.errors import RecipeError
 SHELL_PROGRAMS = [
     "[", "basename", "cat", "chmod", "cp", "cut", "date", "df", "dirname", "du", "env", "expr", "false", "find", "head",
     "id", "install", "kill", "link", "ln", "ls", "md5sum", "mkdir", "mktemp", "mv", "nl", "nproc", "od", "paste",
-    "printenv", "printf", "ps", "pwd", "readlink", "realpath", "rm", "rmdir", "seq", "sha256sum", "sleep", "sort",
-    "stat", "stty", "tail", "tee", "test", "timeout", "touch", "tr", "true", "truncate", "uname", "uniq", "wc", "which",
-    "whoami", "xargs", "yes",
+    "printenv", "printf", "ps", "pwd", "readlink", "realpath", "rm", "rmdir", "seq", "setsid", "sha256sum", "sleep",
+    "sort", "stat", "stty", "tail", "tee", "test", "timeout", "touch", "tr", "true", "truncate", "uname", "uniq", "wc",
+    "which", "whoami", "xargs", "yes",
 ]  # fmt: skip
 TEXT_PROGRAMS = ["grep", "sed", "awk", "diff", "cmp", "patch", "tar", "gzip", "less"]
 
 PACKAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
-    "shell": (("sh", *SHELL_PROGRAMS), frozenset({"ps", "kill", "which", "stty"})),
+    "shell": (("sh", *SHELL_PROGRAMS), frozenset({"ps", "kill", "which", "stty", "setsid"})),
     "text": (tuple(TEXT_PROGRAMS), frozenset({"less", "patch"})),
     "git": (("git",), frozenset({"git"})),
     "bash": (("bash",), frozenset()),

@@ -54,6 +54,11 @@ class ImageStore:
             (root / name).chmod(0o755)  # the sandbox user must reach the layers whatever the umask
         self._manifests: dict[str, list[TreeEntry]] = {}
 
+    @property
+    def layers_dir(self) -> Path:
+        """Holds `DIGEST/tree` for each layer; may be entered by the sandbox user."""
+        return self.root / "layers"
+
     def has_layer(self, digest: str) -> bool:
         return self._layer(digest).is_dir()
 

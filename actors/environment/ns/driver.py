@@ -118,12 +118,13 @@ class NsDriver:
         self._counters.reaped = await asyncio.to_thread(reap_dead, self._state_dir, parents)
         self._instance = open_instance(self._state_dir, owner)
         self._frozen = FrozenStore(self._instance)
+        self._layers_fd = os.open(self.images.layers_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if place is not None:
                 self._cgroups = preflight.try_cgroups(place, f"odradek-{self._instance.name}", owner)
             paths = [str(path) for path in self._cgroups.paths("")] if self._cgroups is not None else []
             self._zygote = await ZygoteHost.start(
-                self._instance, str(self.images.root.absolute()), owner, paths, self._on_gone, self._on_zygote_end
+                self._instance, str(self.images.layers_dir.absolute()), owner, paths, self._on_gone, self._on_zygote_end
             )
         except BaseException:
             await self.close()
@@ -186,11 +187,20 @@ class NsDriver:
             return
         self._closed = True
         await asyncio.gather(*(self.destroy(sandbox) for sandbox in list(self._sandboxes.values())))
+        await asyncio.gather(*self._cleaning)
         if self._zygote is not None:
             await self._zygote.stop()
-        await asyncio.gather(*self._cleaning)
         self._threads.shutdown(wait=True)
         await asyncio.to_thread(self._remove_instance)
+
+    def live(self) -> Sequence[NsSandbox]:
+        """The sandboxes alive now."""
+        return tuple(self._sandboxes.values())
+
+    @property
+    def zygote_pid(self) -> int:
+        """The zygote's process, also when it has ended; 0 before `start`."""
+        return self._zygote.pid if self._zygote is not None else 0
 
     # --- for NsSandbox ---
 
@@ -300,7 +310,7 @@ class NsDriver:
             self._frozen,
             layers,
             self._base(layers),
-            base_reader(self.images, layers),
+            base_reader(self._layers_fd, layers),
             self._digests,
             below,
         )
@@ -396,6 +406,7 @@ class NsDriver:
         if self._cgroups is not None:
             remove_cgroups([str(path) for path in self._cgroups.paths("")])
         self._instance.close()
+        os.close(self._layers_fd)
 
 
 def describe_status(status: int) -> str:

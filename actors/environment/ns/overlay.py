@@ -155,10 +155,10 @@ def opened(parent: int, name: str, info: os.stat_result) -> Iterator[int]:
     """An upper's directory, for the moment also when its owner has closed it to himself."""
     with _unlocked(parent, name, info, 0o500):
         fd = os.open(name, _DIRECTORY, dir_fd=parent)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def read_file(parent: int, name: str) -> bytes:

@@ -11,11 +11,15 @@ import stat
 
 
 def remove_tree(name: str, dir_fd: int) -> None:
-    """Remove `name` below the open directory, whatever the modes inside. Links are not followed; absent is done."""
-    try:
-        info = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return
+    """Remove `name` below the open directory, whatever the modes inside. Links are not followed; absent is done, also
+    when somebody else removes it meanwhile.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        _remove_tree(name, dir_fd)
+
+
+def _remove_tree(name: str, dir_fd: int) -> None:
+    info = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if not stat.S_ISDIR(info.st_mode):
         os.unlink(name, dir_fd=dir_fd)
         return

@@ -92,7 +92,7 @@ class Stack:
         """What init mounts, as the zygote names it (`state/…`, `images/…`), topmost lower first."""
         state = f"state/{self._instance.name}"
         lower = [f"{state}/{one.name}" for one in reversed(self._frozen)]
-        lower += [f"images/layers/{layer}/tree" for layer in reversed(self._layers)]
+        lower += [f"images/{layer}/tree" for layer in reversed(self._layers)]
         upper = f"{state}/{self._directory}"
         return {"lower": lower, "upper": f"{upper}/u", "work": f"{upper}/w", "mountpoint": f"{state}/m"}
 

@@ -8,12 +8,12 @@ was changed, not what is there. Synchronous; runs in the driver's file threads.
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from odradek.actors.environment.delta import Delta, DeltaEntry
 from odradek.actors.environment.errors import SandboxInfraError
 from odradek.actors.environment.ns.overlay import BaseTree, Changes, DigestCache, Node, fold_upper, opened, read_file
-from odradek.sandbox_images.store import WORKSPACE_PREFIX, ImageStore
+from odradek.sandbox_images.store import WORKSPACE_PREFIX
 from odradek.sandbox_images.tree import TreeEntry
 
 MAX_DELTA_BYTES = 512 * 1024 * 1024
@@ -107,11 +107,8 @@ class Tracker:
 
 def _read(path: str, uppers: Sequence[int]) -> bytes:
     for upper in uppers:
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return _read_below(upper, f"{WORKSPACE_PREFIX}/{path}")
-        except (FileNotFoundError, NotADirectoryError, OSError) as error:
-            if not isinstance(error, FileNotFoundError | NotADirectoryError):
-                raise SandboxInfraError(f"workspace file {path!r}: {error.strerror}") from error
     raise SandboxInfraError(f"workspace file {path!r} vanished during the diff; retry")
 
 
@@ -124,14 +121,13 @@ def _read_below(root: int, path: str) -> bytes:
         return read_file(fd, name)
 
 
-def base_reader(store: ImageStore, layers: Sequence[str]) -> Callable[[str], bytes]:
-    """Reads a file of the base: from the topmost layer that has it."""
+def base_reader(layers_fd: int, layers: Sequence[str]) -> Callable[[str], bytes]:
+    """Reads a file of the base: from the topmost layer that has it. `layers_fd`: the store's directory of layers."""
 
     def read(path: str) -> bytes:
         for layer in reversed(layers):
-            candidate = store.layer_path(layer) / WORKSPACE_PREFIX / path
-            if candidate.is_file() and not candidate.is_symlink():
-                return candidate.read_bytes()
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return _read_below(layers_fd, f"{layer}/tree/{WORKSPACE_PREFIX}/{path}")
         raise SandboxInfraError(f"workspace file {path!r} is in no layer of the image; the store was changed")
 
     return read

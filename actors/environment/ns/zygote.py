@@ -200,5 +200,6 @@ def main() -> NoReturn:
     finally:
         zygote.end()
         removal.remove_tree(instance, state_fd)
+        removal.remove_tree(f"{instance}.lock", state_fd)
         removal.remove_cgroups(cgroups)
     os._exit(0)
