@@ -68,6 +68,9 @@ def load_task_dir(path: Path) -> TaskSpec:
     if not workspace.exists():
         raise TaskFileError(workspace, None, "is missing: the agent's starting files belong there (no image is built)")
     files, executable = read_tree(workspace)
+    if history := next((name for name in files if ".git" in name.split("/")), None):
+        reason = "is part of a repository's history, where later commits may hold the fix; leave .git out"
+        raise TaskFileError(workspace / history, None, reason)
     test_files, _ = read_tree(path / "tests")
     solution = read_tree(path / "solution")[0] if (path / "solution").exists() else {}
     return TaskSpec(

@@ -163,6 +163,15 @@ def test_a_broken_directory_is_refused_in_one_line(breaks, reason: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_a_workspace_never_carries_a_history_that_could_hold_the_fix(tmp_path: Path) -> None:
+    """SWE-bench/SWE-bench #465: later commits with the fix were reachable in the sandbox."""
+    path = written(tmp_path)
+    (path / "environment" / "workspace" / ".git" / "logs").mkdir(parents=True)
+    (path / "environment" / "workspace" / ".git" / "logs" / "HEAD").write_text("")
+    with pytest.raises(TaskFileError, match=r"workspace/\.git/logs/HEAD: is part of a repository's history"):
+        load_task_dir(path)
+
+
 def test_a_task_without_a_failing_test_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     hidden = msgspec.json.decode((path / "tests" / "hidden.json").read_bytes())

@@ -6,9 +6,11 @@ listing, searching and editing text files in the workspace's root, and `python t
 with `actors/tools` on a sample of tasks.
 """
 
-import difflib
 import re
 
+from odradek.actors.tools.edit_file import replace_once
+from odradek.actors.tools.errors import ToolError
+from odradek.actors.tools.limits import Limits
 from odradek.infra.demo.family.evaluate import load_functions, outcome
 from odradek.infra.demo.family.task import DemoTask, VisibleCase
 
@@ -54,16 +56,11 @@ class EmulatedWorkspace:
     def _edit(self, path: str, old: str, new: str) -> str:
         if path not in self.files:
             return f"error: no such file {path}"
-        if old == new:
-            return "error: old and new are the same"
-        text = self.files[path]
-        count = text.count(old)
-        if count == 0:
-            number, line = nearest_line(text, old)
-            return f"error: old text found 0 times; nearest line {number}: {line}"
-        if count > 1:
-            return f"error: old text found {count} times; quote more of it"
-        self.files[path] = text.replace(old, new)
+        try:
+            after = replace_once(self.files[path].encode(), old, new, path, Limits().line_chars)
+        except ToolError as error:
+            return f"error: {error}"
+        self.files[path] = after.decode()
         return "ok"
 
     def _test(self) -> str:
@@ -87,18 +84,3 @@ class EmulatedWorkspace:
         except (SyntaxError, KeyError) as error:
             return "AttributeError" if isinstance(error, KeyError) else type(error).__name__
         return outcome(function, case.args)[0]
-
-
-def nearest_line(text: str, old: str) -> tuple[int, str]:
-    """The line (from 1) most like the first line of `old`, as it stands."""
-    wanted = (old.strip().splitlines() or [""])[0].strip()
-    lines = text.splitlines() or [""]
-    matcher = difflib.SequenceMatcher(autojunk=False)
-    matcher.set_seq2(wanted)
-
-    def likeness(line: str) -> float:
-        matcher.set_seq1(line.strip())
-        return matcher.ratio()
-
-    best = max(range(len(lines)), key=lambda at: (likeness(lines[at]), -at))
-    return best + 1, lines[best]
