@@ -160,6 +160,17 @@ def test_a_context_that_diverges_reuses_up_to_the_difference() -> None:
     assert result.logprobs == cold(changed, 1).logprobs
 
 
+def test_a_full_page_is_never_written_again_when_a_context_diverges_inside_it() -> None:
+    """Else the next session with the old prefix would attend to the new one's keys."""
+    engine = make()
+    run(engine, req("s"))
+    changed = [*PROMPT[:100], 0, 0, 0, *PROMPT[103:]]
+    assert run(engine, req("s", changed))["s"].cached_tokens == 64
+    old_prefix = run(engine, req("other"))["other"]
+    assert old_prefix.cached_tokens == 128
+    assert old_prefix.logprobs == cold(PROMPT, 1).logprobs
+
+
 @pytest.mark.parametrize("length", [64, 150])
 def test_prefix_cache_does_not_survive_a_reload(length: int) -> None:
     """NeMo-RL 4018, lmdeploy 4917: after other weights came, keys of the old ones were served."""
@@ -403,16 +414,17 @@ def test_the_first_waiting_request_is_not_overtaken_by_smaller_ones() -> None:
 def test_logits_that_are_not_finite_fail_their_request_and_poison_no_page() -> None:
     # Finite weights whose products are not: the second layer's keys and values become NaN.
     state = dict(STATES[2]) | {"model.layers.1.input_layernorm.weight": torch.full((32,), 3e38)}
-    engine = make(EngineSettings(num_pages=6))
+    engine = make(EngineSettings(num_pages=4))
     load(engine, 2, state, current=False)
     engine.add(req("bad", pinned_version=2))
     failed = []
     while not engine.idle:
         failed += engine.step().failed
     assert [type(e) for _, e in failed] == [errors.NonFiniteLogitsError]
-    # Every page of the pool is used again: stale NaN would reach a row through weight 0.
-    good = run(engine, req("good", PROMPT + PROMPT, n=10))["good"]
-    assert good.logprobs == cold(PROMPT + PROMPT, 1, n=10).logprobs
+    # All pages were the bad request's. Their unwritten ends weigh 0 now, and 0 * NaN is NaN.
+    for name in ("a", "b", "c"):
+        good = run(engine, req(name, PROMPT[:5], n=10))[name]
+        assert good.logprobs == cold(PROMPT[:5], 1, n=10).logprobs
 
 
 def test_routed_experts_are_returned_for_prompt_and_completion() -> None:
