@@ -75,18 +75,6 @@ class DemoTask(msgspec.Struct, frozen=True):
     def pass_to_pass(self) -> list[str]:
         return [case.id for case in self.hidden if not case.fails]
 
-    def hidden_tests(self) -> bytes:
-        """The grader's file: module, function, cases with expected values, and which must change."""
-        return msgspec.json.encode(
-            {
-                "module": self.target_path.removesuffix(".py"),
-                "function": self.function,
-                "cases": [{"id": case.id, "args": case.args, "want": case.want} for case in self.hidden],
-                "FAIL_TO_PASS": self.fail_to_pass,
-                "PASS_TO_PASS": self.pass_to_pass,
-            }
-        )
-
 
 TEST_SCRIPT = """import importlib
 
