@@ -1,9 +1,9 @@
 """Running a task's small functions in this process, safely and in bounded time.
 
 Only a fixed subset of Python is accepted, checked on the syntax tree before anything runs: functions of assignments,
-`if`, `return`, and `for` or comprehensions over a name, `range(...)` or `zip(...)`; calls only of the listed pure
-builtins and text methods; no `while`, no power or shift, no import, no attribute but those methods, no call of the
-module's own functions. Proof of the bound: no statement grows a list in place (`+=` is only for a name that is never
+`if`, `return`, and `for` or comprehensions; calls only of the listed pure builtins and text methods, whose names
+nothing may take; no `while`, no power or shift, no import, no other attribute. So no function of the module is ever
+called by another. Proof of the bound: no statement grows a list in place (`+=` is only for a name that is never
 assigned anything but constants), so every loop runs over an argument or a comprehension (a few items) or over a range
 of at most `MAX_RANGE` items, a wider one being an error of the function; loops nest at most `MAX_LOOP_DEPTH` deep.
 Time-outs by signal would not work here: library code may not own the process's alarm.
@@ -56,34 +56,41 @@ Outcome = tuple[str, Any]
 
 def check_bounded(tree: ast.Module) -> None:
     """Raise `NotBounded` unless the whole module is in the subset."""
-    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if len(own) != len(tree.body):
-        raise NotBounded("a module may hold function definitions only")
-    _check(tree, own, 0)
-
-
-def _check(node: ast.AST, own: set[str], depth: int) -> None:
-    if not isinstance(node, _ALLOWED):
-        raise NotBounded(f"{type(node).__name__} at line {getattr(node, 'lineno', '?')} is outside the bounded subset")
-    if isinstance(node, ast.Call):
-        _check_call(node)
-    elif isinstance(node, ast.Attribute) and node.attr not in _METHODS:
-        raise NotBounded(f"attribute {node.attr!r} at line {node.lineno}")
-    elif isinstance(node, ast.Name) and node.id in own:
-        raise NotBounded(f"use of the module's own function {node.id!r} at line {node.lineno}: it could recurse")
-    for child in ast.iter_child_nodes(node):
-        _check(child, own, depth)
-    if isinstance(node, ast.FunctionDef):
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+            raise NotBounded("a module may hold plain function definitions only")
         if _loop_depth(node) > MAX_LOOP_DEPTH:
             raise NotBounded(f"loops nested deeper than {MAX_LOOP_DEPTH} in {node.name!r}")
         _check_no_list_grows(node)
+    for part in ast.walk(tree):
+        _check(part)
 
 
-def _check_call(node: ast.Call) -> None:
-    name = node.func.id if isinstance(node.func, ast.Name) else None
-    method = isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
-    if name not in _BUILTINS and not method:
-        raise NotBounded(f"call of {ast.unparse(node.func)} at line {node.lineno}")
+def _check(node: ast.AST) -> None:
+    """One node's rules. Only the listed builtins are ever called, since nothing can take one of their names or be
+    handed to them as a function: so nothing recurses."""
+    where = f"at line {getattr(node, 'lineno', '?')}"
+    if not isinstance(node, _ALLOWED):
+        raise NotBounded(f"{type(node).__name__} {where} is outside the bounded subset")
+    if isinstance(node, ast.Call):
+        name = node.func.id if isinstance(node.func, ast.Name) else None
+        if name not in _BUILTINS and not isinstance(node.func, ast.Attribute):
+            raise NotBounded(f"call of {ast.unparse(node.func)} {where}")
+    elif isinstance(node, ast.keyword) and node.arg != "reverse":
+        raise NotBounded(f"keyword argument {node.arg!r} {where}")
+    elif isinstance(node, ast.Attribute) and node.attr not in _METHODS:
+        raise NotBounded(f"attribute {node.attr!r} {where}")
+    elif _bound_name(node) in _BUILTINS:
+        raise NotBounded(f"{_bound_name(node)!r} is given another meaning {where}")
+
+
+def _bound_name(node: ast.AST) -> str | None:
+    """The name that a node binds, if it binds one."""
+    if isinstance(node, ast.FunctionDef):
+        return node.name
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else None
 
 
 def _check_no_list_grows(function: ast.FunctionDef) -> None:
