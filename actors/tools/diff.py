@@ -20,6 +20,8 @@ seconds of CPU."""
 def unified(path: str, before: bytes | None, after: bytes) -> str:
     """The diff from `before` (None: the file is new) to `after`."""
     old, new = split_lines(decode(before or b"")), split_lines(decode(after))
+    if old == new:
+        return ""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1
@@ -28,8 +30,6 @@ def unified(path: str, before: bytes | None, after: bytes) -> str:
         tail += 1
     start, stop = max(0, head - CONTEXT_LINES), max(0, tail - CONTEXT_LINES)
     old_region, new_region = old[start : len(old) - stop], new[start : len(new) - stop]
-    if not old_region and not new_region:
-        return ""
     if len(old_region) + len(new_region) > COMPARED_LINES:
         hunks = [_whole_hunk(start, old_region, new_region)]
     else:

@@ -4,10 +4,11 @@
 all files below it. Matching runs in the helper process: a pattern with many stars can take for ever.
 """
 
+import posixpath
 from typing import Annotated
 
 import msgspec
-from pathspec.patterns.gitwildmatch import GitWildMatchPattern
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from odradek.actors.tools.errors import BadArguments, PatternFailed
 from odradek.actors.tools.helper import HelperLost, HelperRefused, call_helper
@@ -32,7 +33,7 @@ async def run(context: Context, arguments: Glob) -> Answer:
     async for path, _ in walk_files(context.workspace, start, limits, walked):
         if "\n" not in path:
             paths.append(path)
-    below = [path if start == "." else path[len(start) + 1 :] for path in paths]
+    below = [posixpath.basename(path) if path == start else posixpath.relpath(path, start) for path in paths]
     try:
         answer, _ = await call_helper("search", (expression, ["\n".join(below)], len(paths)), limits.pattern_seconds)
     except (HelperLost, HelperRefused) as error:
@@ -46,7 +47,7 @@ async def run(context: Context, arguments: Glob) -> Answer:
 
 def _expression(pattern: str) -> str:
     try:
-        expression, include = GitWildMatchPattern.pattern_to_regex(pattern.strip())
+        expression, include = GitIgnoreSpecPattern.pattern_to_regex(pattern.strip())
     except ValueError as error:
         raise BadArguments(f"glob: pattern {pattern[:80]!r} is not valid: {error}") from error
     if not expression or not include:

@@ -49,7 +49,8 @@ _NAMED = re.compile(
     r"(?P<sep>[ \t]*(?::=|=>|=|:)[ \t]*)"
     r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\r\n]{6,512})(?P=quote)|(?P<bare>[^\s\"'`,;()\[\]{}<>]{4,4096}))"
 )
-_ENVIRONMENT = re.compile(r"\n(?:export |declare -x )?[A-Z][A-Z0-9_]*=[\"']?([^\s\"'\[][^\r\n\"']*)")
+_ENVIRONMENT = re.compile(r"[A-Z](?<![A-Za-z0-9_(,.$\[{][A-Z])[A-Z0-9_]*=[\"']?([^\s\"'\[,;][^\s\"',;]{19,})")
+_BEFORE_LISTED = " \t\n+->:;\"'"  # a diff's sign, grep's colon, a quote: what may stand before a listed NAME=value
 _KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_LINE_END = re.compile(r"[A-Za-z0-9+/=]{4,}$")
@@ -68,7 +69,13 @@ def redact(text: str, start: int = 0, end: int | None = None) -> str:
     >>> redact("export DB_PASSWORD=tr0ub4dor&3")
     'export DB_PASSWORD=[redacted:PASSWORD]'
     """
-    end = len(text) if end is None else min(end, len(text))
+    before, shown = None, _once(text, start, len(text) if end is None else min(end, len(text)))
+    while shown != before and "[redacted:" in shown:  # a mark beside a secret may bring out its border
+        before, shown = shown, _once(shown, 0, len(shown))
+    return shown
+
+
+def _once(text: str, start: int, end: int) -> str:
     pieces, at = [], start
     for first, stop, kind in _merged(text):
         if stop <= start:
@@ -91,8 +98,11 @@ def _merged(text: str) -> list[Span]:
     """Secrets in order without overlap; where two overlap their union is hidden under the first one's kind."""
     marks = [match.span() for match in MARK.finditer(text)] if "[redacted:" in text else []
     merged: list[Span] = []
+    at = 0
     for start, stop, kind in sorted(_found(text), key=lambda span: (span[0], -span[1])):
-        if any(start < mark_stop and mark_start < stop for mark_start, mark_stop in marks):
+        while at < len(marks) and marks[at][1] <= start:
+            at += 1
+        if at < len(marks) and marks[at][0] < stop:
             continue
         if merged and start < merged[-1][1]:
             before = merged[-1]
@@ -108,9 +118,9 @@ def _found(text: str) -> Iterator[Span]:
         yield from _key_blocks(text)
     yield from _named_values(text)
     if "=" in text:
-        for match in _ENVIRONMENT.finditer("\n" + text):
+        for match in _ENVIRONMENT.finditer(text):
             if looks_random(match[1]):
-                yield match.start(1) - 1, match.end(1) - 1, "HIGH_ENTROPY"
+                yield match.start(1), match.end(1), "HIGH_ENTROPY"
 
 
 def _key_blocks(text: str) -> Iterator[Span]:
@@ -181,13 +191,12 @@ def _lines_with_hint(text: str) -> list[tuple[int, int]]:
 
 
 def _hide_bare(text: str, match: re.Match[str], kind: str) -> bool:
-    """An unquoted value. In an environment listing (`NAME=value` from the line's start) the name is enough; elsewhere
-    it may be code (`token = next_token`, `key: str`), so the value itself must look random."""
-    value = match["bare"]
+    """An unquoted value. Where it is listed as in an environment (`NAME=value`, capitals, no blanks) the name is
+    enough; elsewhere it may be code (`token = next_token`, `key: str`), so the value itself must look random."""
+    value, start = match["bare"], match.start()
     if value.startswith(_BARE_REFERENCE):
         return False
-    before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-    listing = match["sep"] == "=" and match["name"].isupper() and before in ("", "export ", "declare -x ", "ENV ")
+    listing = match["sep"] == "=" and match["name"].isupper() and (not start or text[start - 1] in _BEFORE_LISTED)
     if listing:
         harmless = value.lower() in ("true", "false", "none", "null") or (kind != "PASSWORD" and value.isdigit())
         return not harmless and (kind == "PASSWORD" or len(value) >= 8)

@@ -24,7 +24,8 @@ class Walked(msgspec.Struct):
 async def walk_files(
     workspace: Workspace, path: str, limits: Limits, walked: Walked
 ) -> AsyncIterator[tuple[str, Entry]]:
-    """Every regular file at or below `path` (a file yields itself), directory by directory, names sorted."""
+    """Every regular file at or below `path` (a file yields itself), in one order: names sorted, a directory
+    where its name stands."""
     found = await workspace.stat(path)
     if found is None:
         raise NoSuchFile(f"no such file or directory {path}")
@@ -32,19 +33,16 @@ async def walk_files(
         walked.files += 1
         yield path, Entry(path.rsplit("/", 1)[-1], found.kind, found.size)
         return
-    pending = [path]
+    pending = [(path, Entry(path, "directory", 0))]
     while pending:
-        directory = pending.pop()
-        below = []
-        for entry in await workspace.list(directory):
-            walked.entries += 1
+        here, entry = pending.pop()
+        if entry.kind == "file":
+            walked.files += 1
+            yield here, entry
+        elif entry.kind == "directory" and (here == path or entry.name not in SKIPPED_DIRECTORIES):
+            below = [(join(here, item.name), item) for item in await workspace.list(here)]
+            walked.entries += len(below)
             if walked.entries > limits.scan_files:
                 walked.complete = False
                 return
-            here = join(directory, entry.name)
-            if entry.kind == "directory" and entry.name not in SKIPPED_DIRECTORIES:
-                below.append(here)
-            elif entry.kind == "file":
-                walked.files += 1
-                yield here, entry
-        pending.extend(reversed(below))
+            pending.extend(reversed(below))
