@@ -128,10 +128,13 @@ class Stack:
             )
 
     def _start_all(self, parts: Sequence[Component], state: StackState, progress: Progress) -> None:
+        """Prepare all, then start all: what can fail without a process fails before there is one."""
         shared = _Shared(self.data, state)
         pool = ThreadPoolExecutor(len(parts), thread_name_prefix="up")
-        futures = [pool.submit(self._start_one, part, shared, progress) for part in parts]
+        futures = [pool.submit(self._prepare, part, shared, progress) for part in parts]
         try:
+            _first_failure(futures)
+            futures = [pool.submit(self._start_one, part, shared, progress) for part in parts]
             _first_failure(futures)
         except BaseException:
             shared.abort.set()
@@ -144,26 +147,29 @@ class Stack:
         finally:
             pool.shutdown()
 
-    def _start_one(self, part: Component, shared: _Shared, progress: Progress) -> None:
-        started_at = time.time()
-        log = self.data / part.name / f"{part.name}.log"
+    def _prepare(self, part: Component, shared: _Shared, progress: Progress) -> None:
         previous = shared.state.components.get(part.name)
         ports = shared.choose_ports(part.port_names, previous.ports if previous else {})
-        shared.record(part.name, ComponentState(part.address(ports), ports, log=str(log), started_at=started_at))
+        log = self.data / part.name / f"{part.name}.log"
+        shared.record(part.name, ComponentState(part.address(ports), ports, log=str(log)))
         try:
             part.prepare(ports, progress)
         except OSError as error:
             raise ComponentFailed(f"{part.name}: {self.data}: {error.strerror or error}") from error
+
+    def _start_one(self, part: Component, shared: _Shared, progress: Progress) -> None:
         if shared.abort.is_set():
             return
-        mark = self._mark(part.name)
+        planned = shared.state.components[part.name]
+        ports, log, mark = planned.ports, Path(planned.log), self._mark(part.name)
+        started = Deadline(part.start_deadline_s)
         progress(part.name, "starting")
         process = part.start(ports, mark, log)
         wait_ready(part, ports, process, log, progress)
         part.finish(ports)
-        names = tuple(processes.marked(mark))
-        shared.record(part.name, ComponentState(part.address(ports), ports, names, str(log), started_at))
-        progress(part.name, f"ready at {part.address(ports)} after {time.time() - started_at:.1f} s")
+        running = ComponentState(planned.address, ports, tuple(processes.marked(mark)), planned.log, time.time())
+        shared.record(part.name, running)
+        progress(part.name, f"ready at {planned.address} after {started.elapsed:.1f} s")
 
     def _healthy(self, state: StackState, part: Component) -> bool:
         known = state.components.get(part.name)

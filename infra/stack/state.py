@@ -67,12 +67,10 @@ def read_state(data: Path) -> StackState:
     try:
         state = msgspec.json.decode(text, type=StackState)
     except msgspec.MsgspecError as error:
-        raise StackError(
-            f"{path} can't be read as a stack state ({error}); move it away and run: odradek up"
-        ) from error
+        raise StackError(f"{path} is not a stack state ({error}); move it away and run: odradek up") from error
     if state.version != STATE_VERSION:
         raise StackError(
-            f"{path} has version {state.version}, this build writes {STATE_VERSION}; use that build's down"
+            f"{path} has version {state.version}, this build reads {STATE_VERSION}; use that build's down"
         )
     return state
 

@@ -1,0 +1,62 @@
+# `make` alone prints this help. Everything works from a fresh clone: what is missing is set up first.
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+INSTALLED := $(VENV)/installed
+ROOMS := streams kernels actors infra
+export OMP_WAIT_POLICY := PASSIVE
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo bench-demo test check fix up down status dashboard lock
+
+help: ## Print this help.
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(INSTALLED) ## Check the machine, then install everything into .venv (5.8 GB).
+
+$(INSTALLED): requirements.lock pyproject.toml infra/stack/kafka-jars.lock
+	@PYTHON="$(PYTHON)" sh infra/preflight.sh --install
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q 'uv>=0.8'
+	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps -e .
+	$(BIN)/python -m odradek.infra.stack.jars
+	@touch $(INSTALLED)
+
+demo: $(INSTALLED) ## Watch a coding agent get better, on this machine, in 12 minutes.
+	@$(BIN)/odradek demo
+
+bench-demo: $(INSTALLED) ## The demo with greedy evaluation, larger sets and three seeds.
+	@$(BIN)/odradek demo --bench
+
+test: $(INSTALLED) ## All tests but the slow ones and those for a GPU.
+	@$(BIN)/pytest -q -m "not slow and not gpu" $(ARGS)
+
+check: $(INSTALLED) ## Lint, types, layers: what CI checks before it tests.
+	@$(BIN)/ruff check .
+	@MYPYPATH=src $(BIN)/mypy --strict $(foreach room,$(ROOMS),-p odradek.$(room))
+	@$(BIN)/lint-imports
+
+fix: $(INSTALLED) ## Let ruff repair and format what it can.
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+up: $(INSTALLED) ## Start Kafka, S3 and Ray on loopback.
+	@$(BIN)/odradek up
+
+down: $(INSTALLED) ## Stop them. Data stays.
+	@$(BIN)/odradek down
+
+status: $(INSTALLED) ## How they stand.
+	@$(BIN)/odradek status
+
+dashboard: $(INSTALLED) ## Open traces and curves of the last run in MLflow.
+	@$(BIN)/uv pip install -q --python $(BIN)/python -e '.[dashboard]'
+	@$(BIN)/odradek dashboard
+
+lock: $(INSTALLED) ## Resolve Python packages and jars again, and rewrite both locks.
+	$(BIN)/uv pip compile --python-version 3.11 --no-emit-index-url --generate-hashes --extra java --extra dev \
+		pyproject.toml -o requirements.lock
+	$(BIN)/python -m odradek.infra.stack.jars relock
