@@ -37,10 +37,10 @@ _BLAS_VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ATEN_CPU_CAPABILITY",
 
 @cache
 def source_digest() -> str:
-    """SHA-256 over the names and contents of all kernel sources."""
+    """SHA-256 over the names and contents of all kernel sources; references and tools are not in the bits."""
     root = Path(__file__).resolve().parent
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(p for p in root.glob("*/*.py") if p.name != "ref.py"):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root)}\0{len(content)}\0".encode())
         digest.update(content)
@@ -65,7 +65,7 @@ def numerics_facts(dtype: torch.dtype = torch.float32, device: str = "cpu") -> d
             "build_digest": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:ID_LENGTH],
             "cpu": torch.backends.cpu.get_cpu_capability(),
             "threads": str(torch.get_num_threads()),
-            "tiles": f"rows={rows_cpu.ROW_TILE} keys={units.TILE} queries={units.ROW_TILE}",
+            "tiles": f"rows={rows_cpu.ROW_TILE} inner={rows_cpu.INNER_TILE} keys={units.TILE} queries={units.ROW_TILE}",
             **{name: os.environ[name] for name in _BLAS_VARIABLES if name in os.environ},
         }
     else:

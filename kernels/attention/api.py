@@ -13,8 +13,11 @@ P pages of 64 tokens in the cache, M pages a request at most.
 
 import torch
 
-from odradek.kernels.attention.units import TILE, PagedPlan, plan_paged
+from odradek.kernels.attention.units import TILE, BlockPlan, plan_pages
 from odradek.kernels.paths import path_of, require
+
+PagedPlan = BlockPlan
+"""What the layers of one engine step share."""
 
 __all__ = ["TILE", "PagedPlan", "attend_causal", "attend_paged", "plan_paged"]
 
@@ -39,10 +42,10 @@ def attend_causal(
         k=tuple(k_T_Hk_D.shape),
         v=tuple(v_T_Hk_D.shape),
     )
-    bounds = seq_starts.tolist()
+    bounds = tuple(seq_starts.tolist())
     require(
         "attention.attend_causal",
-        len(bounds) >= 1 and bounds[0] == 0 and bounds[-1] == tokens and bounds == sorted(bounds),
+        len(bounds) >= 1 and bounds[0] == 0 and bounds[-1] == tokens and list(bounds) == sorted(bounds),
         f"seq_starts ascending from 0 to T={tokens}",
         seq_starts=[*bounds[:3], "…", *bounds[-2:]] if len(bounds) > 5 else bounds,
     )
@@ -53,6 +56,13 @@ def attend_causal(
     from odradek.kernels.attention import gpu
 
     return gpu.attend_causal(q_T_Hq_D, k_T_Hk_D, v_T_Hk_D, bounds)
+
+
+def plan_paged(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_len_B: torch.Tensor) -> PagedPlan | None:
+    """The plan of one engine step, for `attend_paged`. None on CUDA, where blocks are laid out on the device."""
+    if path_of("attention.plan_paged", block_table_B_M, q_positions_B_Q, q_len_B) == "cuda":
+        return None
+    return plan_pages(block_table_B_M, q_positions_B_Q, q_len_B)
 
 
 def attend_paged(
@@ -95,7 +105,7 @@ def attend_paged(
     if path_of("attention.attend_paged", q_B_Q_Hq_D, k_pages, v_pages, block_table_B_M) == "cpu":
         from odradek.kernels.attention import cpu
 
-        plan = plan or plan_paged(block_table_B_M, q_positions_B_Q, q_len_B)
+        plan = plan or plan_pages(block_table_B_M, q_positions_B_Q, q_len_B)
         return cpu.attend_paged(q_B_Q_Hq_D, k_pages, v_pages, plan)
     from odradek.kernels.attention import gpu
 

@@ -22,7 +22,7 @@ def causal_backward(
     out_T_Hq_D: torch.Tensor,
     lse_T_Hq: torch.Tensor,
     grad_T_Hq_D: torch.Tensor,
-    bounds: list[int],
+    bounds: tuple[int, ...],
 ) -> Tensors3:
     """Gradients of q, k and v. `lse` is the log of the sum of exponentials of each query's scores."""
     plan = plan_causal(bounds)

@@ -15,7 +15,7 @@ import torch
 
 from odradek.kernels.attention.backward import causal_backward
 from odradek.kernels.attention.layout import from_rows, scaled, scores, to_rows
-from odradek.kernels.attention.units import TILE, Chunk, PagedPlan, plan_causal
+from odradek.kernels.attention.units import TILE, BlockPlan, Chunk, plan_causal
 
 
 class _Scratch(threading.local):
@@ -29,7 +29,9 @@ class _Scratch(threading.local):
         shape = (len(rows), *tiles.shape[1:])
         size = math.prod(shape)
         if self.buffer.dtype != tiles.dtype or self.buffer.numel() < size:
-            self.buffer = torch.empty(size, dtype=tiles.dtype)
+            # A buffer made inside inference mode could not be written outside it.
+            with torch.inference_mode(False):
+                self.buffer = torch.empty(size, dtype=tiles.dtype)
         return torch.index_select(tiles, 0, rows, out=self.buffer[:size].view(shape))
 
 
@@ -47,7 +49,7 @@ def _forward_chunk(
     # The padding rows of s keep their raw scores; what they lead to is never read.
     live = s[:, :, :real]
     top = s.new_full((heads, blocks, real), -math.inf)
-    top.index_reduce_(1, chunk.block_U, live.amax(-1), "amax")
+    top.scatter_reduce_(1, chunk.block_U[None, :, None].expand(heads, units, real), live.amax(-1), "amax")
     live.sub_(top.index_select(1, chunk.block_U)[..., None]).exp_()
     v_U_K_H_D = _scratch.gather(v_tiles, chunk.tile_U).to(wide)
     pv = s.new_empty(heads, units, rows, v_tiles.shape[3])
@@ -59,7 +61,7 @@ def _forward_chunk(
 
 
 def attend_paged(
-    q_B_Q_Hq_D: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: PagedPlan
+    q_B_Q_Hq_D: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: BlockPlan
 ) -> torch.Tensor:
     """See `attention.api`."""
     kv_heads, size = k_pages.shape[2], plan.block_size
@@ -79,7 +81,7 @@ def attend_paged(
 
 class _Causal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: list[int]) -> torch.Tensor:
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: tuple[int, ...]) -> torch.Tensor:
         if not len(q):
             ctx.bounds = None
             return torch.zeros_like(q)
@@ -104,7 +106,7 @@ class _Causal(torch.autograd.Function):
 
 
 def attend_causal(
-    q_T_Hq_D: torch.Tensor, k_T_Hk_D: torch.Tensor, v_T_Hk_D: torch.Tensor, bounds: list[int]
+    q_T_Hq_D: torch.Tensor, k_T_Hk_D: torch.Tensor, v_T_Hk_D: torch.Tensor, bounds: tuple[int, ...]
 ) -> torch.Tensor:
-    """See `attention.api`; `bounds` is `seq_starts` as a list."""
+    """See `attention.api`; `bounds` is `seq_starts` as a tuple."""
     return cast(torch.Tensor, _Causal.apply(q_T_Hq_D, k_T_Hk_D, v_T_Hk_D, bounds))

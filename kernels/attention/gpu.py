@@ -160,7 +160,9 @@ def attend_paged(
     return out.view(requests, queries, q_heads, width)
 
 
-def causal_blocks(bounds: list[int], per_block: int) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+def causal_blocks(
+    bounds: tuple[int, ...], per_block: int
+) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
     """`(first query, count, table start)` of each block, then the table of tile rows and each token's position."""
     first: list[int] = []
     counts: list[int] = []
@@ -179,7 +181,7 @@ def causal_blocks(bounds: list[int], per_block: int) -> tuple[list[int], list[in
 
 class _Causal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: list[int]) -> torch.Tensor:
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: tuple[int, ...]) -> torch.Tensor:
         lists = causal_blocks(bounds, ROWS // (q.shape[1] // k.shape[1]))
         first, counts, tables, tile_rows, positions = (
             torch.tensor(values, dtype=torch.int32).to(q.device, non_blocking=True) for values in lists
@@ -196,8 +198,8 @@ class _Causal(torch.autograd.Function):
 
 
 def attend_causal(
-    q_T_Hq_D: torch.Tensor, k_T_Hk_D: torch.Tensor, v_T_Hk_D: torch.Tensor, bounds: list[int]
+    q_T_Hq_D: torch.Tensor, k_T_Hk_D: torch.Tensor, v_T_Hk_D: torch.Tensor, bounds: tuple[int, ...]
 ) -> torch.Tensor:
-    """See `attention.api`; `bounds` is `seq_starts` as a list."""
+    """See `attention.api`; `bounds` is `seq_starts` as a tuple."""
     tensors = (q_T_Hq_D.contiguous(), k_T_Hk_D.contiguous(), v_T_Hk_D.contiguous())
     return cast(torch.Tensor, _Causal.apply(*tensors, bounds))

@@ -8,6 +8,7 @@ thus the bits, are a function of the block alone.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -26,6 +27,10 @@ the share of padding."""
 CHUNK_UNITS = {1: 192, 16: 64, TILE: 24}
 """Units in a chunk, by block size: 192 tiles of 16 KiB, or 24 units' scores, are 2 to 3 MiB (D=32). More leaves
 the cache, fewer pays the fixed cost of some twenty torch calls more often. No effect on the bits."""
+
+PLANS_KEPT = 2
+"""Causal plans kept: all layers of a forward and its backward share one. None costs milliseconds a layer, many keep the
+masks of batches that never come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,6 @@ class BlockPlan:
     """Places in `source_rows` that are real queries."""
     in_place: bool
     """Every query of the batch is real and stands in its own place: nothing to scatter."""
-
-
-PagedPlan = BlockPlan
-"""What one engine step shares between its layers."""
 
 
 def block_size_for(queries: int) -> int:
@@ -102,8 +103,8 @@ def plan_units(first_Bk: torch.Tensor, tiles_Bk: torch.Tensor, positions_Bk_Q: t
     return tuple(chunks)
 
 
-def plan_paged(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_len_B: torch.Tensor) -> BlockPlan:
-    """The plan of one engine step on CPU, shared by all its layers."""
+def plan_pages(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_len_B: torch.Tensor) -> BlockPlan:
+    """The plan of one engine step: `source_rows` are flat (request, query) rows, tiles are pages."""
     requests, queries = q_positions_B_Q.shape
     pages = block_table_B_M.shape[1]
     size = block_size_for(queries)
@@ -130,7 +131,9 @@ def plan_paged(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_l
     return BlockPlan(size, chunks, rows.reshape(-1), real_rows, in_place)
 
 
-def plan_causal(bounds: list[int]) -> BlockPlan:
+@lru_cache(maxsize=PLANS_KEPT)
+@torch.inference_mode(False)
+def plan_causal(bounds: tuple[int, ...]) -> BlockPlan:
     """The plan of packed sequences: each is cut into 64-token tiles that are its blocks of queries and of keys alike.
 
     `source_rows` serves both: row i of tile t of padded queries, keys and values is token `source_rows[t * 64 + i]`.

@@ -1,16 +1,27 @@
 """Row-stable linear layer on CPU: plain torch matmul over whole 16-row tiles.
 
-BLAS picks another inner kernel (a matrix-vector product) for one to three rows, and that one sums in another order.
-With rows padded to whole tiles only the main kernel runs, whose sum over K is the same for each row of each tile.
+BLAS picks another inner kernel (a matrix-vector product) for one to three rows, and that one sums in another order. It
+does so again at the edges of small results: with under 12 outputs and a K that is no multiple of 4, the place of a row
+in its tile changes its bits. So rows, K and a small O are padded with zeros, and only the main kernel runs, whose sum
+over K is the same for each row of each tile.
 """
 
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 
 ROW_TILE = 16
 """Rows that a call is padded to. Below 4 the bits of small calls change (seen with MKL on AVX2 and AVX-512); a larger
 tile wastes work in small decode steps. Part of `numerics_id`."""
+
+INNER_TILE = 16
+"""K is padded to a multiple of this. Below 4 a row's place in its tile counts (seen); models have round sizes, so it
+costs them nothing."""
+
+LEAST_OUTPUTS = 16
+"""Outputs that a call is padded to. Below 12 a row's place in its tile counts (seen); a router of 8 experts pays for
+16."""
 
 COPY_BELOW = 256
 """Rows under which a ragged input is copied whole into padded memory; above, only the last tile is copied and a second
@@ -19,8 +30,16 @@ matmul runs. Too high copies megabytes for nothing, too low pays two calls where
 
 def matmul_rows(x_N_K: torch.Tensor, w_O_K: torch.Tensor) -> torch.Tensor:
     """The forward alone, without autograd: also used where a caller has its own backward."""
-    x_N_K = x_N_K.contiguous()
-    w_K_O = w_O_K.contiguous().t()
+    outputs, inner = w_O_K.shape
+    if inner % INNER_TILE or outputs < LEAST_OUTPUTS:
+        extra = -inner % INNER_TILE
+        w_O_K = F.pad(w_O_K, (0, extra, 0, max(0, LEAST_OUTPUTS - outputs)))
+        return _matmul_whole_rows(F.pad(x_N_K, (0, extra)), w_O_K)[:, :outputs].contiguous()
+    return _matmul_whole_rows(x_N_K.contiguous(), w_O_K.contiguous())
+
+
+def _matmul_whole_rows(x_N_K: torch.Tensor, w_O_K: torch.Tensor) -> torch.Tensor:
+    w_K_O = w_O_K.t()
     n, k = x_N_K.shape
     ragged = n % ROW_TILE
     if not ragged:
