@@ -58,12 +58,13 @@ def sample(
         z_NV -= top_N[:, None]
         z_NV /= scale_N[:, None]
         np.exp(z_NV, out=z_NV)
-        cdf_NV = np.cumsum(z_NV, axis=1, out=z_NV)
+        cdf_NV = np.cumsum(z_NV, axis=1)
         total_N = cdf_NV[:, -1].copy()
         fit_N = np.isfinite(top_N) & np.isfinite(total_N)
         target_N = uniforms(seed_N, position_N) * total_N
         drawn_N = (cdf_NV <= target_N[:, None]).sum(axis=1)
-        # u * total may round up to total itself; the last token with a probability is then the answer.
-        last_N = (cdf_NV < total_N[:, None]).sum(axis=1)
-    token_N = np.where(temperature_N > 0, np.minimum(drawn_N, last_N), greedy_N)
+        if drawn_N.max(initial=0) == cdf_NV.shape[1]:
+            # u * total was rounded up to total itself: the last token with a probability is the answer.
+            drawn_N = np.minimum(drawn_N, (cdf_NV < total_N[:, None]).sum(axis=1))
+    token_N = np.where(temperature_N > 0, drawn_N, greedy_N)
     return token_N.astype(np.int64), fit_N
