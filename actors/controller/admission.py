@@ -1,10 +1,13 @@
 """Which waiting task is opened next, and whether now is the time. Pure.
 
 The staleness bound at admission: a group opened now joins the batch that comes after everything already under way.
-With `backlog` groups open or sealed but not yet in a batch, a keep rate k and G kept groups a batch, that batch lies
-``pending + backlog * k / G`` steps after the current version, where `pending` counts assembled batches not yet
-trained. Opening only while that number is below the bound keeps the oldest token of a later batch within it in
-expectation; the assembler masks what exceeds it all the same (DESIGN §9).
+With o groups open, of which a share k is expected to be kept, m mixed groups sealed and not yet in a batch, and G
+kept groups a batch, that batch lies ``pending + (o * k + m) / G`` steps after the current version, where `pending`
+counts assembled batches not yet trained. Opening only while that number is below the bound keeps the oldest token of
+a later batch within it in expectation; the assembler masks what exceeds it all the same (DESIGN §9).
+
+Progress: with nothing open and nothing pending a group is opened whatever the number says, for then nothing under way
+can lead to a batch (assembly may drop groups for reasons that admission does not know).
 """
 
 from __future__ import annotations
@@ -39,18 +42,17 @@ class Backlog:
     max_staleness: int
     open_groups: int = 0
     sealed_groups: int = 0
-    """Sealed, and not yet covered by an assembled batch."""
+    """Mixed, sealed, and not yet covered by an assembled batch."""
     pending_batches: int = 0
     """Assembled, and not yet trained."""
     kept: float = 1.0
     seen: float = 1.0
 
-    def record_batch(self, kept: int, dropped: int) -> None:
-        """Remember how many groups a batch kept, with exponential forgetting."""
-        total = kept + dropped
-        fade = max(0.0, 1.0 - total / KEEP_RATE_MEMORY)
-        self.kept = self.kept * fade + kept
-        self.seen = self.seen * fade + total
+    def record_sealed(self, mixed: bool) -> None:
+        """Remember whether a sealed group had a spread, with exponential forgetting."""
+        fade = 1.0 - 1.0 / KEEP_RATE_MEMORY
+        self.kept = self.kept * fade + mixed
+        self.seen = self.seen * fade + 1.0
 
     @property
     def keep_rate(self) -> float:
@@ -59,11 +61,12 @@ class Backlog:
     @property
     def expected_staleness(self) -> float:
         """Versions that a group opened now is expected to lie behind when it is trained."""
-        waiting = (self.open_groups + self.sealed_groups) * self.keep_rate / self.groups_per_batch
-        return self.pending_batches + waiting
+        waiting = self.open_groups * self.keep_rate + self.sealed_groups
+        return self.pending_batches + waiting / self.groups_per_batch
 
     def may_open(self) -> bool:
-        return self.expected_staleness < self.max_staleness
+        starving = self.open_groups == 0 and self.pending_batches == 0
+        return starving or self.expected_staleness < self.max_staleness
 
 
 @dataclass(order=True, slots=True)

@@ -111,7 +111,9 @@ class Controller:
             case GroupSealed():
                 self._closed(event.group_id)
                 if event.lane == self.lane.lane:
-                    self._sealed_after.append(offset)
+                    self.backlog.record_sealed(event.mixed)
+                    if event.mixed:
+                        self._sealed_after.append(offset)
             case GroupDiscarded():
                 self._closed(event.group_id)
                 if event.task is not None:
@@ -120,7 +122,7 @@ class Controller:
         self._count()
 
     def _opened(self, event: GroupOpened) -> None:
-        self.groups[event.group_id] = GroupState.of(event)
+        self.groups[event.group_id] = GroupState.of(event, self.lane.spread_component)
         self._groups_of_tasks.add(event.task)
         self._keys.add(event.idempotency_key or event.task_id)
         self._decided(event.task)
@@ -173,7 +175,6 @@ class Controller:
         if isinstance(event, BatchAssembled) and event.lane == self.lane.lane:
             self.assembled = event.ordinal + 1
             self._sealed_after = [offset for offset in self._sealed_after if offset > event.input_offset]
-            self.backlog.record_batch(len(event.groups), len(event.dropped))
         elif isinstance(event, StepCompleted) and event.lane == self.lane.lane:
             self.trained = event.step
         self.backlog.pending_batches = max(0, self.assembled - self.trained)

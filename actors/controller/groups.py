@@ -35,12 +35,13 @@ class GroupState:
 
     opened: GroupOpened
     members: list[str]
+    spread_component: str = "solved"
     replaced: int = 0
     verdicts: dict[str, tuple[RecordRef, Verdict]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, opened: GroupOpened) -> GroupState:
-        return cls(opened, list(opened.sessions))
+    def of(cls, opened: GroupOpened, spread_component: str) -> GroupState:
+        return cls(opened, list(opened.sessions), spread_component)
 
     def replace(self, event: MemberReplaced) -> None:
         self.members[self.members.index(event.lost_session)] = event.new_session
@@ -111,7 +112,16 @@ class GroupState:
             lane=self.opened.lane,
             reason=reason,
             members=[self._member(member) for member in self.members],
+            mixed=self._mixed(),
         )
+
+    def _mixed(self) -> bool:
+        values = {
+            verdict.components.get(self.spread_component, 0.0)
+            for _, verdict in self.verdicts.values()
+            if isinstance(verdict, RewardAssigned)
+        }
+        return len(values) > 1
 
     def discarded(self, reason: DiscardReason, detail: str) -> GroupDiscarded:
         """The group given up; carries the lengths of what had finished, so that a length bias can be seen."""

@@ -54,7 +54,7 @@ class SessionActor:
         self._runners: dict[str, SessionRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._finished = 0
-        self._template = XmlTemplate(Tokenizer.load(Path(deployment.tokenizer_file)))
+        self._template = XmlTemplate(Tokenizer.from_file(Path(deployment.tokenizer_file)))
         self._effects = {tool.name: tool.effect for tool in TOOLS.values()}
         self._loop = LoopThread(name)
         self._loop.submit(self._start()).result(60)

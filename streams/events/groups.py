@@ -87,6 +87,8 @@ class GroupSealed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     lane: str
     reason: SealReason
     members: list[SealedMember]
+    mixed: bool = True
+    """Whether the lane's declared reward component differs between members: what admission expects assembly to keep."""
 
 
 class GroupDiscarded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="group.discarded.v1"):

@@ -260,9 +260,9 @@ def test_admission_keeps_the_expected_staleness_below_the_bound() -> None:
     opened = world.opened(*(f"t{i}" for i in range(20)))
     assert len(opened) == 4
     for group in opened:
-        for session in group.sessions:
-            world.reward(group, session)
-    assert all(isinstance(e, GroupSealed) for e in world.tick())
+        world.reward(group, group.sessions[0], 1.0)
+        world.reward(group, group.sessions[1], 0.0)
+    assert all(isinstance(e, GroupSealed) and e.mixed for e in world.tick())
     world.core.on_batch(batch(0, 10**6))
     world.core.on_batch(batch(1, 10**6))
     assert world.tick() == []
@@ -278,6 +278,31 @@ def test_admission_keeps_the_expected_staleness_below_the_bound() -> None:
         )
     )
     assert len(world.tick()) == 2
+
+
+def test_flat_groups_do_not_hold_admission_up() -> None:
+    """Groups that assembly will drop lead to no batch: they must not count as work under way."""
+    world = World()
+    opened = world.opened(*(f"t{i}" for i in range(200)))
+    for _ in range(3):
+        for group in opened:
+            for session in group.sessions:
+                world.reward(group, session)
+        decided = world.tick()
+        assert [e.mixed for e in decided if isinstance(e, GroupSealed)] == [False] * len(opened)
+        opened = [e for e in world.tick() if isinstance(e, GroupOpened)]
+        assert len(opened) >= 4
+
+
+def test_admission_never_starves_when_nothing_is_under_way() -> None:
+    """Mixed groups that assembly dropped for a reason of its own do not stop the lane for ever."""
+    world = World()
+    for name in "abcdefgh":
+        world.core.backlog.open_groups = 0
+        world.core._sealed_after = list(range(100))
+        world.core._count()
+        assert [e.task_id for e in world.opened(name) if isinstance(e, GroupOpened)] == [name]
+        world.core.groups.clear()
 
 
 def test_slots_bound_what_is_opened() -> None:

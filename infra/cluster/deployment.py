@@ -1,0 +1,74 @@
+"""From the configuration and where services are, the one frozen record that every actor gets."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from odradek.actors.controller.core import RL_LANE
+from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
+from odradek.infra.config.services import Endpoints, data_dir
+from odradek.infra.config.tree import Config
+from odradek.streams.events.groups import LaneConfigured
+
+ASSETS = Path(__file__).resolve().parents[1] / "demo" / "warmstart" / "assets"
+"""The shipped tokenizer and warm start."""
+
+
+def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
+    """Pure: the same configuration gives the same record."""
+    return Deployment(
+        kafka=endpoints.kafka,
+        store=ObjectStoreAddress(
+            endpoint=endpoints.s3_endpoint,
+            bucket=endpoints.s3_bucket,
+            region=endpoints.s3_region,
+            credentials_file=endpoints.s3_credentials_file,
+        ),
+        lane=lane_of(config),
+        data_dir=str(data_dir(config)),
+        policy=config.lane.policy,
+        tokenizer_file=str(ASSETS / "tokenizer.json"),
+        warm_start_dir=str(ASSETS),
+        namespace=f"odradek-{config.kafka.prefix}" if config.kafka.prefix else "odradek",
+        session_actors=config.session.actors,
+        inference_actors=config.inference.replicas,
+        reward_actors=config.reward.actors,
+        max_sessions=config.session.max_in_flight,
+        otlp_endpoint=config.telemetry.otlp_endpoint or "",
+        log_level=config.telemetry.log_level,
+    )
+
+
+def lane_of(config: Config) -> LaneConfigured:
+    """What `lane.configured` will say."""
+    lane = config.lane
+    return LaneConfigured(
+        lane=RL_LANE,
+        policy=lane.policy,
+        groups_per_batch=lane.groups_per_batch,
+        attempts=lane.attempts,
+        max_staleness=lane.max_staleness,
+        advantage=lane.advantage,
+        spread_component=lane.spread_component,
+        token_budget=lane.token_budget,
+        training=_training(config),
+    )
+
+
+def _training(config: Config) -> dict[str, Any]:
+    """`StepSettings` as JSON values; the embedding's scale belongs to how the shipped policy was initialised."""
+    trainer = config.trainer
+    hidden = 128
+    return {
+        "minibatches": trainer.minibatches,
+        "micro_tokens": trainer.micro_tokens,
+        "objective": {
+            "anchor": config.lane.anchor,
+            "clip_low": trainer.clip_low,
+            "clip_high": trainer.clip_high,
+            "kl_coefficient": trainer.kl_coefficient,
+        },
+        "optimiser": {"learning_rate": trainer.learning_rate, "embedding_lr_scale": math.sqrt(hidden) / 2},
+    }

@@ -1,0 +1,85 @@
+"""What a demo run showed, for a person and for a program. Numbers come from the log; each rate has its interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from odradek.infra.demo.family.sets import EVALUATION_SETS, TaskSet
+from odradek.infra.demo.intervals import wilson
+from odradek.infra.demo.run import DemoOutcome
+from odradek.infra.observe.fold import Conduct
+from odradek.infra.observe.follow import count_session_events
+from odradek.streams.log import EventLog
+
+
+async def as_json(outcome: DemoOutcome, event_log: EventLog) -> dict[str, Any]:
+    """Everything in one value."""
+    fold = outcome.fold
+    return {
+        "final_version": outcome.final_version,
+        "sampled": {"first": _sets(outcome.first), "last": _sets(outcome.last)},
+        "greedy": {"first": _sets(outcome.greedy_first), "last": _sets(outcome.greedy_last)},
+        "versions_published": len(fold.published),
+        "versions_reloaded": {replica: len(versions) for replica, versions in fold.loaded.items()},
+        "groups": {"sealed": fold.sealed, "discarded": dict(fold.discarded), "dropped": dict(fold.dropped)},
+        "steps": len(fold.steps),
+        "rebuilt": str(outcome.rebuild),
+        "events": dict(fold.events + await count_session_events(event_log)),
+    }
+
+
+def _sets(results: dict[TaskSet, Conduct]) -> dict[str, Any]:
+    return {
+        name: {
+            "solved": conduct.solved,
+            "tasks": conduct.sessions,
+            "rate": conduct.solve_rate,
+            "interval95": wilson(conduct.solved, conduct.sessions),
+            "reads_before_edit": conduct.read_before_edit_rate,
+            "parallel_turns": conduct.parallel_rate,
+        }
+        for name, conduct in results.items()
+    }
+
+
+async def as_text(outcome: DemoOutcome, event_log: EventLog) -> str:
+    """The closing table."""
+    fold = outcome.fold
+    lines = [
+        "",
+        f"Held-out solve rates, sampled at temperature 1 (95 % interval), version 0 -> {outcome.final_version}",
+        *_table(outcome.first, outcome.last),
+    ]
+    if outcome.greedy_last:
+        lines += ["Greedy", *_table(outcome.greedy_first, outcome.greedy_last)]
+    before, after = (_all(results) for results in (outcome.first, outcome.last))
+    lines += [
+        f"Reads before the first edit: {before.read_before_edit_rate:.2f} -> {after.read_before_edit_rate:.2f}; "
+        f"turns with parallel calls: {before.parallel_rate:.2f} -> {after.parallel_rate:.2f}",
+        f"Weight versions published: {len(fold.published)}; reloaded by "
+        + ", ".join(f"{name}: {len(versions)}" for name, versions in sorted(fold.loaded.items())),
+        f"Groups sealed: {fold.sealed}; discarded: {dict(fold.discarded) or 'none'}; "
+        f"left out of batches: {dict(fold.dropped) or 'none'}",
+        f"Batches rebuilt from the log: {outcome.rebuild}",
+        "Events by type:",
+    ]
+    counts = fold.events + await count_session_events(event_log)
+    lines += [f"  {count:8d}  {kind}" for kind, count in sorted(counts.items())]
+    return "\n".join(lines)
+
+
+def _table(first: dict[TaskSet, Conduct], last: dict[TaskSet, Conduct]) -> list[str]:
+    return [f"  {name:20s} {_rate(first[name])}  ->  {_rate(last[name])}" for name in EVALUATION_SETS]
+
+
+def _rate(conduct: Conduct) -> str:
+    low, high = wilson(conduct.solved, conduct.sessions)
+    return f"{100 * conduct.solve_rate:5.1f} % ({100 * low:.0f}-{100 * high:.0f}, n={conduct.sessions})"
+
+
+def _all(results: dict[TaskSet, Conduct]) -> Conduct:
+    total = Conduct()
+    for conduct in results.values():
+        for field in Conduct.__slots__:  # type: ignore[attr-defined]
+            setattr(total, field, getattr(total, field) + getattr(conduct, field))
+    return total
