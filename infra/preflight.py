@@ -110,6 +110,9 @@ def check_sandbox(report: Report) -> None:
     if code != 0:
         report.problems.append(f"sandboxes can't make namespaces ({_last_line(output)}): {namespace_hint()}")
         return
+    if not os.access(str(ROOT), os.W_OK):
+        report.problems.append(f"{ROOT} is not writable by this user: clone into a folder of your own")
+        return
     report.good.append("namespaces" if os.geteuid() == 0 else "unprivileged namespaces")
     with tempfile.TemporaryDirectory(dir=str(ROOT)) as made:
         for name in ("lower", "upper", "work", "merged"):

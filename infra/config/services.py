@@ -5,18 +5,25 @@ The one place that knows both tree and stack. `stack_of` plans; `endpoints` tell
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
 
 from odradek.infra.config.tree import Config
+from odradek.infra.deadline import Deadline
+from odradek.infra.errors import StackError
 from odradek.infra.stack import kafka as kafka_service
 from odradek.infra.stack.component import Component
+from odradek.infra.stack.processes import POLL_S
 from odradek.infra.stack.ray_head import RayHead, check_ray
 from odradek.infra.stack.s3 import S3Access, S3Keys, check_s3
 from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import External, Stack
 from odradek.streams.config import KafkaConfig
+
+REAP_DEADLINE_S = 20.0
+"""Seconds for sandboxes of a driver that has just ended to go away. Removing a large workspace takes a few."""
 
 AWS = "aws"
 """Value of s3.endpoint for the provider's own endpoints."""
@@ -123,7 +130,27 @@ def stack_of(config: Config) -> Stack:
         embedded.append(RayHead(data, config.ray.logical_cpus))
     else:
         external.append(ExternalRay(config.ray.address))
-    return Stack(data, embedded, external)
+    return Stack(data, embedded, external, reap=lambda: reap_sandboxes(data))
+
+
+def reap_sandboxes(data: Path, wait_s: float = REAP_DEADLINE_S) -> int:
+    """End and remove what dead sandbox drivers of this data folder left; returns how many sandboxes that were.
+
+    A driver's helper cleans up by itself when the driver dies, so a lock still held is waited for.
+    """
+    from odradek.actors.environment.ns.instance import reap_dead
+    from odradek.actors.environment.ns.preflight import find_cgroups
+
+    place = find_cgroups()
+    parents = list(place.parents.values()) if place is not None else []
+    deadline = Deadline(wait_s)
+    reaped = 0
+    while states := {lock.parent for lock in (data / "sandboxes").glob("*/ns-*.lock")}:
+        reaped += sum(reap_dead(state, parents) for state in states)
+        if deadline.expired and any((data / "sandboxes").glob("*/ns-*.lock")):
+            raise StackError(f"sandboxes below {data / 'sandboxes'} are still in use by a live driver: end that first")
+        time.sleep(POLL_S)
+    return reaped
 
 
 def endpoints(config: Config) -> Endpoints:

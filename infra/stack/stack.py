@@ -83,8 +83,16 @@ def quiet(_component: str, _message: str) -> None:
 class Stack:
     """The services of one data folder."""
 
-    def __init__(self, data: Path, components: Sequence[Component], external: Sequence[External] = ()) -> None:
+    def __init__(
+        self,
+        data: Path,
+        components: Sequence[Component],
+        external: Sequence[External] = (),
+        reap: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`reap` removes what actors leave on the host (sandboxes, mounts, cgroups) once their processes have ended."""
         self.data = data
+        self._reap = reap
         self.components = tuple(components)
         self.external = tuple(external)
         self._id = stack_id(data)
@@ -108,6 +116,8 @@ class Stack:
             for part in missing:
                 self._end_part(state, part, part.stop_grace_s)
             if missing:
+                if any(part.name == "ray" for part in missing):
+                    self._reap()
                 self._start_all(missing, state, progress)
         started = tuple(part.name for part in missing)
         return UpResult(started, self._statuses(skip_check=started if missing else ()))
@@ -199,6 +209,7 @@ class Stack:
             if left:  # a component that this build no longer knows
                 ended.append("other")
                 self._end(state, "", 1.0)
+            self._reap()
             return tuple(ended)
 
     def _end_part(self, state: StackState, part: Component, grace_s: float) -> None:

@@ -69,9 +69,7 @@ def read_state(data: Path) -> StackState:
     except msgspec.MsgspecError as error:
         raise StackError(f"{path} is not a stack state ({error}); move it away and run: odradek up") from error
     if state.version != STATE_VERSION:
-        raise StackError(
-            f"{path} has version {state.version}, this build reads {STATE_VERSION}; use that build's down"
-        )
+        raise StackError(f"{path} has version {state.version}, this build reads {STATE_VERSION}; use that build's down")
     return state
 
 
