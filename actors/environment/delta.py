@@ -61,10 +61,17 @@ def compose(deltas: Iterable[Delta]) -> Delta:
             state[entry.path] = entry
     entries: list[DeltaEntry] = []
     for path, entry in state.items():
+        if entry.kind == "delete" and any(above in cleared for above in _parents(path)):
+            continue  # went with the former content of that directory
         if path in cleared and entry.kind == "dir":
             entries.append(DeltaEntry(path=path, kind="delete"))
         entries.append(entry)
     return Delta(entries=tuple(sorted(entries, key=lambda e: (e.path, e.kind != "delete"))), skipped=tuple(skipped))
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:length]) for length in range(1, len(parts))]
 
 
 def _order(entry: DeltaEntry) -> tuple[bool, str]:

@@ -248,8 +248,8 @@ def _entries(fd: int, prefix: str, recursive: bool) -> Iterator[FileStat]:
     for item in os.scandir(fd):
         try:
             info = item.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue  # removed meanwhile
+        except (FileNotFoundError, PermissionError):
+            continue  # removed meanwhile, or in a directory that is closed to the agent itself
         yield _stat_at(fd, item.name, prefix + item.name, info)
         if recursive and stat.S_ISDIR(info.st_mode):
             try:

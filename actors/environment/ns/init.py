@@ -66,8 +66,10 @@ class Running:
         self.status_fd = status_fd
         self.deadline = deadline
         self.reported = False
+        self.status = 0
         self.timed_out = False
         self.killed_at: float | None = None
+        self.told = False
 
 
 def run_init(sock: socket.socket, spec: Message, program: bytes) -> NoReturn:
@@ -209,15 +211,23 @@ class Init:
         self.poll.register(status_r, select.POLLIN)
 
     def _report(self, fd: int) -> None:
-        """A supervisor wrote its command's status, or died without."""
+        """A supervisor wrote its command's status, or died without. Of a killed command the end is told only when all
+        its descendants are gone.
+        """
         running = next(r for r in self.running.values() if r.status_fd == fd)
         data = os.read(fd, 4)
-        status = struct.unpack("i", data)[0] if len(data) == 4 else int(signal.SIGKILL)
+        running.status = struct.unpack("i", data)[0] if len(data) == 4 else int(signal.SIGKILL)
         self.poll.unregister(fd)
         os.close(fd)
         running.status_fd = -1
         running.reported = True
-        wire.send(self.sock, {"ev": "exit", "id": running.exec_id, "status": status, "timed_out": running.timed_out})
+        if running.killed_at is None:
+            self._tell(running)
+
+    def _tell(self, running: Running) -> None:
+        message = {"id": running.exec_id, "status": running.status, "timed_out": running.timed_out}
+        wire.send(self.sock, {"ev": "exit", **message})
+        running.told = True
 
     def _reap(self) -> None:
         supervisors = {r.supervisor: r for r in self.running.values()}
@@ -234,6 +244,8 @@ class Init:
                 died = True
                 if not running.reported:
                     self._report(running.status_fd)
+                if not running.told:
+                    self._tell(running)
                 del self.running[running.exec_id]
                 wire.send(self.sock, {"ev": "over", "id": running.exec_id})
         if died:
