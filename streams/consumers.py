@@ -122,7 +122,7 @@ class GroupConsumer:
         self._retry = retry or Retry()
         self._on_alarm = on_alarm
         self._letters = DeadLetters(log)
-        self._poller = Poller(log.config)
+        self._poller = Poller(log.config, log.blobs)
         self._lock = asyncio.Lock()
         self._ready: set[TopicPartition] = set()  # assigned, and set to a position of our choosing
         self._attempts: dict[TopicPartition, tuple[int, int]] = {}
@@ -287,7 +287,7 @@ class GroupConsumer:
         error = ""
         for attempt in range(1, self._retry.attempts + 1):
             try:
-                record = letter.record()
+                (record,) = await self._poller.redeemed([letter.record()])
                 _ = record.event
                 await self._call(record)
             except Busy:

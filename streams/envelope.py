@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from odradek.streams import codec
-from odradek.streams.errors import DecodeError, UnknownEventType
-from odradek.streams.events.meta import Meta, RecordRef
+from odradek.streams.errors import DecodeError, StreamError, UnknownEventType
+from odradek.streams.events.meta import BlobRef, Meta, RecordRef
 from odradek.streams.topics import declared, tenant_of
 
 B = TypeVar("B")
@@ -24,8 +24,10 @@ SPEC_VERSION = "1.0"
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "odradek:event")
 SCHEMA_PREFIX = "odradek:schemas/"
 TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
+CLAIM_HEADER = "odradek_claim"
+"""Marks a value that is a claim check: a BlobRef in msgpack instead of the event."""
 OWN_HEADERS = frozenset(
-    {"ce_id", "ce_type", "ce_source", "ce_specversion", "ce_dataschema", "content-type", "traceparent"}
+    {"ce_id", "ce_type", "ce_source", "ce_specversion", "ce_dataschema", "content-type", "traceparent", CLAIM_HEADER}
 )
 
 
@@ -153,6 +155,10 @@ class Record:
     headers: Headers
     timestamp_ms: int
     """The broker's record time, which `offsets_for_time` searches; event time is in the meta."""
+    content: bytes | None = None
+    """The value that a claim check stands for, fetched and verified; None where the value is the event itself."""
+    fault: StreamError | None = None
+    """Why a claim check could not be redeemed, for ever: raised by `event`."""
     _event: Event[Any] | None = None
 
     @property
@@ -163,6 +169,33 @@ class Record:
     @property
     def event(self) -> Event[Any]:
         """The decoded event (cached); raises `DecodeError` or `UnknownEventType`."""
+        if self.fault is not None:
+            raise self.fault
         if self._event is None:
-            self._event = decode(self.value, self.headers, self.ref)
+            if self.content is None and claim_of(self) is not None:
+                raise DecodeError.at(
+                    "the value is a claim check and this reader has no blob store",
+                    self.ref.topic,
+                    self.ref.partition,
+                    self.ref.offset,
+                )
+            value = self.content if self.content is not None else self.value
+            self._event = decode(value, self.headers, self.ref)
         return self._event
+
+
+def claimed(headers: Headers, ref: BlobRef) -> tuple[bytes, Headers]:
+    """Value and headers of a record whose real value lies in the blob store."""
+    return msgspec.msgpack.encode(ref), (*headers, (CLAIM_HEADER, b"1"))
+
+
+def claim_of(record: Record) -> BlobRef | None:
+    """The claim check in a record's value, if it is one."""
+    if not any(name == CLAIM_HEADER for name, _ in record.headers):
+        return None
+    try:
+        return msgspec.msgpack.decode(record.value or b"", type=BlobRef)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        raise DecodeError.at(
+            "the claim check cannot be read", record.ref.topic, record.ref.partition, record.ref.offset
+        ) from None

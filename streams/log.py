@@ -20,8 +20,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka import errors as kafka
 
 from odradek.streams import clients, topics
+from odradek.streams.blobs import BlobStore
+from odradek.streams.codec import INLINE_LIMIT
 from odradek.streams.config import KafkaConfig
-from odradek.streams.envelope import Event, Record, encode
+from odradek.streams.envelope import Event, Headers, Record, claimed, encode
 from odradek.streams.errors import AppendUncertain, DeadlineExceeded, OffsetGap, StreamError
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.polling import Gap, GapPolicy, Poller, gap_error
@@ -58,9 +60,11 @@ Too low: long scans. Too high: memory (about 150 bytes each)."""
 class EventLog:
     """One process's access to the log. Use as an async context manager, or `start`/`stop`."""
 
-    def __init__(self, config: KafkaConfig) -> None:
+    def __init__(self, config: KafkaConfig, blobs: BlobStore | None = None) -> None:
         self.config = config
-        self._poller = Poller(config)
+        self.blobs = blobs
+        """Where values above codec.INLINE_LIMIT go; without it they stay on the log, up to clients.MAX_RECORD_BYTES."""
+        self._poller = Poller(config, blobs)
         self._producers: dict[str | None, AIOKafkaProducer] = {}
         self._producer_lock = asyncio.Lock()
         self._idle: list[AIOKafkaConsumer] = []
@@ -100,7 +104,7 @@ class EventLog:
         self, topic: str, key: str, event: Event[Any], *, partition: int | None = None, deadline_s: float | None = None
     ) -> RecordRef:
         """Writes one event and returns its coordinates once all in-sync replicas have it."""
-        value, headers = encode(event)
+        value, headers = await self.encoded(event)
         return await self.append_raw(topic, key.encode(), value, headers, partition=partition, deadline_s=deadline_s)
 
     async def append_many(self, topic: str, items: Iterable[tuple[str, Event[Any]]]) -> list[RecordRef]:
@@ -113,7 +117,7 @@ class EventLog:
             async with asyncio.timeout(limit):
                 pending = []
                 for key, event in items:
-                    value, headers = encode(event)
+                    value, headers = await self.encoded(event)
                     number = None if row.open else row.partition_of(key)
                     pending.append(await self._send(producer, topic, key.encode(), value, headers, number))
                 done = [await one for one in pending]
@@ -121,6 +125,13 @@ class EventLog:
             await self._retire(row.compression, producer)
             raise self._append_error(error, topic, key.encode(), limit) from error
         return [RecordRef(topic=topic, partition=one.partition, offset=one.offset) for one in done]
+
+    async def encoded(self, event: Event[Any]) -> tuple[bytes, Headers]:
+        """Value and headers to write; a large value is put into the blob store first and becomes a claim check."""
+        value, headers = encode(event)
+        if self.blobs is None or len(value) <= INLINE_LIMIT:
+            return value, headers
+        return claimed(headers, await self.blobs.put(value, subject=event.meta.subject))
 
     async def append_raw(
         self,

@@ -12,9 +12,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import errors as kafka
 
 from odradek.streams import clients
+from odradek.streams.blobs import BlobStore
 from odradek.streams.config import KafkaConfig
-from odradek.streams.envelope import Record
-from odradek.streams.errors import OffsetGap
+from odradek.streams.envelope import Record, claim_of
+from odradek.streams.errors import BlobCorrupt, BlobMissing, DecodeError, OffsetGap
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.rawrecords import read_raw
 
@@ -60,8 +61,9 @@ def gap_error(topic: str, partition: int, expected: int, found: int) -> OffsetGa
 class Poller:
     """Polls consumers of one configuration and remembers the gaps it went over."""
 
-    def __init__(self, config: KafkaConfig) -> None:
+    def __init__(self, config: KafkaConfig, blobs: BlobStore | None = None) -> None:
         self._config = config
+        self._blobs = blobs
         self.gaps: list[Gap] = []
 
     async def poll(
@@ -83,12 +85,29 @@ class Poller:
             return await self._raw(consumer, tps)
         except (kafka.KafkaError, OSError) as error:
             raise clients.translated(self._config, error, "reading", self._bare(tps)) from error
-        return [
-            record_of(topic, one)
-            for tp, batch in found.items()
-            for topic in (self._config.bare(tp.topic),)
-            for one in batch
-        ]
+        return await self.redeemed(
+            [
+                record_of(topic, one)
+                for tp, batch in found.items()
+                for topic in (self._config.bare(tp.topic),)
+                for one in batch
+            ]
+        )
+
+    async def redeemed(self, records: list[Record]) -> list[Record]:
+        """Fetches what claim checks stand for. A missing or damaged object spoils its own record only; a store that
+        does not answer is `StoreUnreachable`, and the records come again."""
+        if self._blobs is None:
+            return records
+        for record in records:
+            try:
+                ref = claim_of(record)
+                if ref is not None:
+                    record.content = await self._blobs.get(ref)
+            except (BlobMissing, BlobCorrupt, DecodeError) as error:
+                at = record.ref
+                record.fault = DecodeError.at(f"claim check: {error}", at.topic, at.partition, at.offset)
+        return records
 
     def _bare(self, tps: list[TopicPartition]) -> str:
         return self._config.bare(tps[0].topic) if tps else ""
@@ -116,7 +135,8 @@ class Poller:
                 continue
             raw, following = await read_raw(consumer, tp, position)
             consumer.seek(tp, following)
-            records += [record_of(self._config.bare(tp.topic), one) for one in raw]
+            found = [record_of(self._config.bare(tp.topic), one) for one in raw]
+            records += await self.redeemed(found)
         return records
 
 

@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka
 
 from odradek.streams import clients, topics
-from odradek.streams.envelope import Event, Record, encode
+from odradek.streams.envelope import Event, Record
 from odradek.streams.errors import ProducerFenced, Terminal, TransactionLost
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
@@ -66,7 +66,7 @@ class Transaction:
                     topic=topic,
                     partition=number,
                 )
-            value, headers = encode(event)
+            value, headers = await self._stage.log.encoded(event)
             names.append(topic)
             pending.append(
                 await self._producer.send(

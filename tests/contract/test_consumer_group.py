@@ -229,6 +229,19 @@ async def test_partitions_change_hands_only_between_batches(log: EventLog, key: 
         assert [number for name, number in seen if name == session] == list(range(25))
 
 
+async def test_a_static_member_that_returns_gets_its_partitions_back(log: EventLog, key: str) -> None:
+    for number in range(8):
+        await publish(log, f"{key}-{number}", range(1))
+    first, second = Recorder(), Recorder()
+    async with running(member(log, first, instance="one")):
+        await until(lambda: len(first.handled) == 8, "8 records")
+    for number in range(8):
+        await publish(log, f"{key}-{number}", range(1, 2))
+    async with running(member(log, second, instance="one")):
+        await until(lambda: len(second.handled) == 8, "8 more records")
+    assert second.handled == [1] * 8
+
+
 class TestGaps:
     """aio-libs/aiokafka #718, #261: commit offset 3, delete records below 20, restart the reader."""
 

@@ -18,7 +18,9 @@ from confluent_kafka import Producer
 
 from odradek.streams import admin
 from odradek.streams import log as log_module
+from odradek.streams.blobs import BlobStore, MemoryStore
 from odradek.streams.clients import partition
+from odradek.streams.codec import INLINE_LIMIT
 from odradek.streams.config import KafkaConfig
 from odradek.streams.envelope import Record
 from odradek.streams.errors import (
@@ -285,6 +287,48 @@ async def _hostile_batch(config: KafkaConfig, key: str) -> list[RecordRef]:
     done = await (await producer.send_batch(batch, config.name("tasks.v1"), partition=0))
     await producer.stop()
     return [RecordRef(topic="tasks.v1", partition=0, offset=done.offset + number) for number in range(3)]
+
+
+class TestClaimChecks:
+    """Above 256 KiB: an object put before the event, verified on read."""
+
+    async def test_a_large_event_is_an_object_and_a_small_record(self, kafka_config: KafkaConfig, key: str) -> None:
+        store = MemoryStore()
+        large = an_event(SessionResumed(session_id=key, reason="x" * INLINE_LIMIT), meta=Meta(subject="ann"))
+        small = an_event(note(key, 1))
+        async with EventLog(kafka_config, BlobStore(store)) as log:
+            await log.append_many("sessions.v1", [(key, large), (key, small)])
+        async with EventLog(kafka_config, BlobStore(store)) as log:
+            found = [record async for record in log.read_key("sessions.v1", key)]
+        assert [record.event for record in found] == [large, small]
+        assert len(found[0].value or b"") < 500
+        (name,) = await store.list("")
+        assert name.startswith("blobs/ann/")
+
+    async def test_a_damaged_object_spoils_its_own_record_only(self, kafka_config: KafkaConfig, key: str) -> None:
+        store = MemoryStore()
+        async with EventLog(kafka_config, BlobStore(store)) as log:
+            for number in range(3):
+                reason = f"{number}" * INLINE_LIMIT if number < 2 else "2"
+                await log.append("sessions.v1", key, an_event(SessionResumed(session_id=key, reason=reason)))
+        damaged, lost = await store.list("")
+        await store.put(damaged, b"something else")
+        del store._objects[lost]
+        async with EventLog(kafka_config, BlobStore(store)) as log:
+            found = [record async for record in log.read_key("sessions.v1", key)]
+        for record in found[:2]:
+            with pytest.raises(DecodeError, match=rf"claim check.*{record.ref}"):
+                _ = record.event
+        assert found[2].event.body.reason == "2"
+
+    async def test_a_reader_without_a_store_says_so(self, kafka_config: KafkaConfig, key: str) -> None:
+        large = an_event(SessionResumed(session_id=key, reason="x" * INLINE_LIMIT))
+        async with EventLog(kafka_config, BlobStore(MemoryStore())) as log:
+            ref = await log.append("sessions.v1", key, large)
+        async with EventLog(kafka_config) as log:
+            record = await log.read_ref(ref)
+        with pytest.raises(DecodeError, match="no blob store"):
+            _ = record.event
 
 
 class TestFaults:
