@@ -216,8 +216,6 @@ def _refusals(path: str) -> Iterator[None]:
         if error.errno in _AGENT_ERRNOS:
             raise FileSystemRefused(f"{path}: {error.strerror}") from error
         raise
-    except UnicodeEncodeError as error:
-        raise PathRefused("the path is not a file name (it has half of a character)") from error
 
 
 _AGENT_ERRNOS = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.EDQUOT, errno.EROFS, errno.ENXIO})

@@ -23,6 +23,8 @@ from odradek.actors.tools.walk import Walked, walk_files
 BATCH_BYTES = MIB
 """Text sent to the helper at once. Too low: a round trip for each file; too high: memory held twice."""
 
+_SPECIAL = re.compile(r"[\\^$.|?*+(){}\[\]]")
+
 Hit = tuple[int, int, int]
 """Line from 1, start and end of the match in the line."""
 
@@ -39,7 +41,7 @@ class _Search:
 
     def __init__(self, pattern: str, limits: Limits) -> None:
         self._limits = limits
-        self._expression, self._literal = pattern, pattern if re.escape(pattern) == pattern else None
+        self._expression, self._literal = pattern, None if _SPECIAL.search(pattern) else pattern
         self._seconds = limits.pattern_seconds
         self.lines: list[str] = []
         self.total = 0

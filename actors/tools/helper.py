@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,8 +112,9 @@ def _read(pipe: IO[bytes], size: int, deadline: float) -> bytes:
 
 
 _SHARED = Helper()
+_QUEUE = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tools-helper")
 
 
 async def call_helper(kind: str, arguments: tuple[Any, ...], cpu_seconds: float) -> tuple[Any, float]:
-    """The shared helper, without blocking the loop."""
-    return await asyncio.to_thread(_SHARED.call, kind, arguments, cpu_seconds)
+    """The shared helper, without blocking the loop; calls wait in its own thread's queue, not in the loop's pool."""
+    return await asyncio.get_running_loop().run_in_executor(_QUEUE, _SHARED.call, kind, arguments, cpu_seconds)

@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Bytes grep and semantic_search read in one call. Too low: large trees are searched in part (and said so)."""
     scan_files: int = 20_000
     """Entries a walk of the tree visits. Too low: large trees are listed in part. Too high: a call takes seconds."""
-    pattern_seconds: float = 5.0
+    pattern_seconds: float = 2.0
     """CPU seconds one search pattern may take. Too low: honest patterns on large trees fail; too high: a
     backtracking pattern blocks the searches behind it that long."""
     command_seconds: float = 60.0

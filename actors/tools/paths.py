@@ -3,6 +3,7 @@
 The other half (links, and `..` behind a link) needs the tree and is `beneath.py`'s, or the sandbox driver's.
 """
 
+import os
 import posixpath
 
 from odradek.actors.tools.errors import PathRefused
@@ -22,6 +23,10 @@ def relative(path: str, mount: str) -> str:
     """
     if "\0" in path or len(path) > PATH_CHARS:
         raise PathRefused("the path is not a file name (it has a NUL or is too long)")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise PathRefused("the path is not a file name (it has half of a character)") from error
     if path.startswith("/"):
         inside = path == mount or path.startswith(mount.rstrip("/") + "/")
         if not inside:

@@ -59,6 +59,7 @@ KEY_LINES = 200
 """Longest body in lines, where only one of BEGIN and END is shown; a 16 k bit RSA key has 195."""
 
 _BARE_REFERENCE = ("$", "/", "~", "|", "*", "%", "&")  # a variable, a path, a pattern: not a value
+_DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # module.attribute: code
 
 Span = tuple[int, int, str]
 
@@ -200,6 +201,8 @@ def _hide_bare(text: str, match: re.Match[str], kind: str) -> bool:
     if listing:
         harmless = value.lower() in ("true", "false", "none", "null") or (kind != "PASSWORD" and value.isdigit())
         return not harmless and (kind == "PASSWORD" or len(value) >= 8)
+    if _DOTTED_NAME.fullmatch(value):
+        return False
     return looks_random(value) or (_letter_digit_turns(value) >= 4 and len(value) >= 12)
 
 

@@ -48,7 +48,19 @@ class SandboxWorkspace:
         if inside == ".":
             raise WrongKind(f"{path} is a directory")
         with _refusals(path):
-            await self._sandbox.write(inside, content, mode=mode)
+            await self._sandbox.write(await self._real_parent(inside), content, mode=mode)
+
+    async def _real_parent(self, path: str) -> str:
+        """The path with the links to its directory resolved: the driver makes no new file behind any link, though one
+        behind a link to an inside directory is harmless. A link in the last place is still the driver's to judge."""
+        parent, _, name = path.rpartition("/")
+        if not parent:
+            return path
+        try:
+            real = (await self._sandbox.stat(parent)).path
+        except SandboxPathError:
+            return path
+        return f"{real}/{name}" if real else name
 
     async def stat(self, path: str) -> FileStat | None:
         inside = relative(path, WORKSPACE)
@@ -66,7 +78,7 @@ class SandboxWorkspace:
         return sorted((_entry(item) for item in found), key=lambda entry: entry.name)
 
     async def exec(self, command: str, timeout_s: float, on_output: OnOutput) -> Exit:
-        request = ExecRequest(shell=command, timeout_s=timeout_s, merge_output=True, epoch=self._epoch)
+        request = ExecRequest(shell=command or ":", timeout_s=timeout_s, merge_output=True, epoch=self._epoch)
         ended: ExecResult | None = None
         async for item in self._sandbox.exec_stream(request):
             if isinstance(item, ExecResult):
@@ -78,7 +90,7 @@ class SandboxWorkspace:
         return Exit(None, timed_out=True) if ended.timed_out else Exit(ended.exit_code)
 
     async def start_job(self, command: str) -> str:
-        request = ExecRequest(shell=command, timeout_s=JOB_SECONDS, merge_output=True, epoch=self._epoch)
+        request = ExecRequest(shell=command or ":", timeout_s=JOB_SECONDS, merge_output=True, epoch=self._epoch)
         return await self._sandbox.start_job(request)
 
     async def poll_job(self, job: str) -> JobStatus:

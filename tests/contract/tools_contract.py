@@ -80,7 +80,7 @@ class ToolsContract:
         assert await self.sh(workspace, "./run.sh; test -x new.sh || echo plain") == "two\nplain\n"
 
     async def test_reading_a_pipe_does_not_wait(self, workspace: Workspace) -> None:
-        await self.sh(workspace, "mkfifo pipe")
+        await self.sh(workspace, "mkfifo pipe || python3 -c 'import os; os.mkfifo(\"pipe\")'")
         outcome = await asyncio.wait_for(self.call(workspace, "read_file", path="pipe"), 60)
         assert outcome.is_error
         assert "not a regular file" in outcome.text
@@ -129,6 +129,13 @@ class ToolsContract:
         await self.sh(workspace, f"ln -s {outside.rpartition('/')[0]} away; ln -s .. a/loop; ln -s f.txt a/again")
         assert await self.text(workspace, "grep", pattern="beyond|needle") == "a/f.txt:1:needle"
         assert await self.text(workspace, "glob", pattern="**/f.txt") == "a/f.txt"
+
+    async def test_a_name_that_is_no_text_is_shown_escaped(self, workspace: Workspace) -> None:
+        await self.sh(workspace, "printf needle > \"$(printf 'bad\\377.txt')\"")
+        assert await self.text(workspace, "list_dir") == "bad\\udcff.txt"
+        assert await self.text(workspace, "grep", pattern="needle") == "bad\\udcff.txt:1:needle"
+        assert (await self.call(workspace, "read_file", path="\ud800")).is_error
+        assert (await self.call(workspace, "read_file", path="a\0b")).is_error
 
     async def test_a_path_through_an_inside_link_to_a_directory_works(self, workspace: Workspace) -> None:
         await workspace.write("real/f", b"x\n")

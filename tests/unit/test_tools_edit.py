@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from unidiff import PatchSet
+from unidiff.patch import PatchSet
 
 from odradek.actors.tools.diff import COMPARED_LINES, unified
 from odradek.actors.tools.limits import Limits

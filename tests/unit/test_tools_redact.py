@@ -105,6 +105,7 @@ def test_a_value_under_a_telling_name_is_hidden(text: str, shown: str) -> None:
         "key = 'hello_world_1'",
         "cache_key = f'{user}:{page}'",
         "secret_santa = pick(names)",
+        "MLKEM768X25519PrivateKey = rust_openssl.hpke.MLKEM768X25519PrivateKey",
         "for key, value in items:",
         "monkey = 'banana12345'",
         "test_total: got 3, want 5 for 1, 2",
