@@ -1,0 +1,167 @@
+"""The command line: fast to start, one clear line for every failure, documented exit codes, JSON everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from odradek.infra.cli import main as cli
+from odradek.infra.cli.context import CaseFailed, report_failure
+from odradek.infra.errors import InfraError, StackError
+from odradek.streams.errors import StreamError
+
+
+def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-m", "odradek.infra.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+def test_help_lists_what_this_build_has_and_the_exit_codes() -> None:
+    """A planned command without a module is not promised."""
+    done = _run("--help")
+    assert done.returncode == 0
+    listed = {line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")}
+    here = Path(cli.__file__).parent
+    for name in cli.COMMANDS:
+        assert (name in listed) == (here / f"{name}.py").exists(), name
+    assert "Exit codes: 0 done; 1 a case failed" in done.stdout
+
+
+def test_without_arguments_it_prints_help() -> None:
+    """The first thing that a newcomer types."""
+    assert _run().stdout.startswith("Usage: odradek")
+
+
+def test_starting_the_command_line_imports_neither_torch_nor_ray() -> None:
+    """They cost seconds and hundreds of megabytes, for `--help` too."""
+    script = (
+        "import sys; from odradek.infra.cli.main import run; run(['config', 'show', '--json']); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'boto3', 'aiokafka')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_listed_command_loads_and_takes_json() -> None:
+    """A command that can't be imported, or that only speaks to people, is found here."""
+    context = click.Context(cli.root)
+    for name in cli.root.list_commands(context):
+        command = cli.root.get_command(context, name)
+        assert command is not None
+        for leaf in command.commands.values() if isinstance(command, click.Group) else [command]:
+            assert "--json" in {option for parameter in leaf.params for option in parameter.opts}, leaf.name
+            assert leaf.help, leaf.name
+
+
+def test_a_wrong_setting_is_exit_code_2_and_one_line() -> None:
+    """Usage errors are told before anything starts."""
+    done = _run("status", "--set", "kafka.boot-strap=x")
+    assert done.returncode == 2
+    expected = "odradek: --set kafka.boot-strap: there is no key 'boot-strap' in [kafka]; did you mean 'bootstrap'?\n"
+    assert done.stderr == expected
+    assert done.stdout == ""
+
+
+def test_an_unknown_command_is_exit_code_2() -> None:
+    """And says so in one line."""
+    done = _run("staus")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_errors_are_json_when_json_was_asked_for() -> None:
+    """A program reads standard output only."""
+    done = _run("status", "--json", "--set", "nonsense")
+    assert json.loads(done.stdout)["exit_code"] == 2
+    assert done.returncode == 2
+    assert done.stderr == ""
+
+
+def test_config_show_prints_origin_and_masks_secrets() -> None:
+    """What a person pastes into an issue."""
+    done = _run("config", "show", ODRADEK_KAFKA__SASL_PASSWORD="hunter2", ODRADEK_DEMO__SEED="7")
+    lines = {line.split()[0]: line.split(maxsplit=2) for line in done.stdout.splitlines()}
+    assert lines["demo.seed"][1:] == ["7", "environment ODRADEK_DEMO__SEED"]
+    assert lines["kafka.sasl_password"][1] == "•••"
+    assert lines["lane.attempts"][1:] == ["8", "default"]
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_config_show_is_json_on_request() -> None:
+    """The same values, for programs."""
+    shown = {item["key"]: item for item in json.loads(_run("config", "show", "--json").stdout)}
+    assert shown["lane.attempts"]["value"] == 8
+    assert shown["lane.attempts"]["meaning"].startswith("Sessions of one group.")
+
+
+def test_status_of_nothing_is_exit_code_3_and_creates_nothing(tmp_path: Path) -> None:
+    """Asking must not make folders."""
+    done = _run("status", "--json", "--data", str(tmp_path / "none"))
+    assert done.returncode == 3
+    assert {item["name"]: item["health"] for item in json.loads(done.stdout)} == {
+        "kafka": "stopped",
+        "s3": "stopped",
+        "ray": "stopped",
+    }
+    assert not (tmp_path / "none").exists()
+
+
+def test_down_of_nothing_is_fine(tmp_path: Path) -> None:
+    """`down` is safe to repeat."""
+    done = _run("down", "--data", str(tmp_path / "none"))
+    assert (done.returncode, done.stdout) == (0, "nothing was running\n")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StackError("broken\n  in two lines"), 3),
+        (StreamError("broken in two lines"), 3),
+        (CaseFailed("broken in two lines"), 1),
+        (click.UsageError("broken in two lines"), 2),
+    ],
+)
+def test_expected_errors_are_one_line(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever room raised them."""
+    assert report_failure(error, as_json=False) == code
+    assert capsys.readouterr().err == "odradek: broken in two lines\n"
+
+
+def test_an_interrupt_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
+    """As shells expect."""
+    assert report_failure(KeyboardInterrupt(), as_json=False) == 130
+    assert capsys.readouterr().err == "odradek: interrupted\n"
+
+
+def test_an_unexpected_error_names_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person sees one line; the traceback is in a file that only they can read."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    try:
+        raise ValueError("first line\nsecond line")
+    except ValueError as error:
+        assert report_failure(error, as_json=False) == 3
+    (log,) = (tmp_path / "odradek").iterdir()
+    assert capsys.readouterr().err == f"odradek: unexpected ValueError: first line (details: {log})\n"
+    assert "second line" in log.read_text()
+    assert "test_an_unexpected_error_names_its_log" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_every_error_of_this_room_is_one_line_with_a_documented_exit_code() -> None:
+    """Enumerated by code, so that no later one is forgotten."""
+    kinds = [InfraError]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    assert {kind.exit_code for kind in kinds} <= {1, 2, 3}
+    assert all(kind.__doc__ for kind in kinds)
