@@ -7,6 +7,8 @@ releases from the dead-letter queue; commits an offset only when everything befo
    between batches.
  - A decode error goes to the queue at once; a handler error after retries with backoff, during which only that
    partition is paused; later records of a held-back key follow it there (`dlq.py`).
+ - A `Retryable` error from the handler (broker or store away) is ours, not the record's: it is tried for as long as it
+   takes, with an alarm, and never goes to the queue.
  - An unknown event type is not poison: the partition pauses with an alarm until a reader that knows it is started.
  - A handler that cannot take more raises `Busy`: the partition pauses and the record comes again (backpressure).
 """
@@ -23,7 +25,7 @@ from aiokafka import errors as kafka
 from odradek.streams import clients
 from odradek.streams.dlq import DeadLetter, DeadLetters, Why, lane_of
 from odradek.streams.envelope import Record
-from odradek.streams.errors import DecodeError, NoPosition, StreamError, UnknownEventType
+from odradek.streams.errors import DecodeError, NoPosition, Retryable, StreamError, UnknownEventType
 from odradek.streams.events.dlq import DeadLetterDelivered, DeadLetterRefused
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
@@ -65,7 +67,7 @@ class Retry(msgspec.Struct, frozen=True):
 
     def wait_s(self, attempt: int) -> float:
         """Seconds after the given (first = 1) failed attempt."""
-        return min(self.first_s * self.factor ** (attempt - 1), self.longest_s)
+        return min(self.first_s * self.factor ** min(attempt - 1, 20), self.longest_s)
 
 
 class Start(StrEnum):
@@ -190,7 +192,10 @@ class GroupConsumer:
         for record in records:
             tp = clients.partition(self._config, record.ref.topic, record.ref.partition)
             by_partition.setdefault(tp, []).append(record)
-        await asyncio.gather(*(self._handle_partition(consumer, tp, part) for tp, part in by_partition.items()))
+        work = (self._handle_partition(consumer, tp, part) for tp, part in by_partition.items())
+        for outcome in await asyncio.gather(*work, return_exceptions=True):  # all of them end before one is raised
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _handle_partition(self, consumer: AIOKafkaConsumer, tp: TopicPartition, records: list[Record]) -> None:
         clock = asyncio.get_running_loop()
@@ -237,12 +242,14 @@ class GroupConsumer:
         offset, attempts = self._attempts.get(tp, (record.ref.offset, 0))
         attempts = attempts + 1 if offset == record.ref.offset else 1
         cause = f"{type(error).__name__}: {error}"
-        if attempts >= self._retry.attempts:
+        if attempts >= self._retry.attempts and not isinstance(error, Retryable):
             self._attempts.pop(tp, None)
             logger.error("%s gives up on %s after %d attempts: %s", self.name, record.ref, attempts, cause)
             await self._letters.put(self.name, record, Why.HANDLER, cause, attempts)
             return True
         self._attempts[tp] = (record.ref.offset, attempts)
+        if attempts == self._retry.attempts and self._on_alarm is not None:
+            self._on_alarm(Pause(record.ref, cause, asyncio.get_running_loop().time(), None))
         logger.warning("%s failed on %s (attempt %d): %s", self.name, record.ref, attempts, cause)
         self._pause(consumer, tp, record, cause, self._retry.wait_s(attempts))
         return False

@@ -15,7 +15,7 @@ from odradek.streams.config import KafkaConfig
 from odradek.streams.consumers import Busy, GroupConsumer, Retry, Start
 from odradek.streams.dlq import DeadLetters, Why
 from odradek.streams.envelope import Record
-from odradek.streams.errors import NoPosition, OffsetGap
+from odradek.streams.errors import NoPosition, OffsetGap, StoreUnreachable
 from odradek.streams.events.rewards import RewardRevised
 from odradek.streams.log import EventLog
 from odradek.streams.polling import Gap, GapPolicy
@@ -205,6 +205,26 @@ async def test_a_busy_handler_gets_the_same_record_again_and_it_does_not_count_a
     async with running(GroupConsumer(log, "graders", ["rewards.v1"], busy_at_first, retry=FAST)):
         await until(lambda: len(recorder.handled) == 5, "five records")
     assert recorder.handled == list(range(5))
+
+
+async def test_an_outage_of_ours_never_puts_a_record_into_the_queue(log: EventLog, key: str) -> None:
+    await publish(log, key, range(3))
+    recorder = Recorder()
+    outages, alarms = 3 * FAST.attempts, []
+
+    async def store_is_away(record: Record) -> None:
+        nonlocal outages
+        if outages:
+            outages -= 1
+            raise StoreUnreachable("the store is away")
+        await recorder(record)
+
+    consumer = GroupConsumer(log, "graders", ["rewards.v1"], store_is_away, retry=FAST, on_alarm=alarms.append)
+    async with running(consumer):
+        await until(lambda: len(recorder.handled) == 3, "three records")
+    assert recorder.handled == [0, 1, 2]
+    assert await DeadLetters(log).letters(settled=True) == []
+    assert ["the store is away" in alarm.reason for alarm in alarms] == [True]
 
 
 async def test_partitions_change_hands_only_between_batches(log: EventLog, key: str) -> None:

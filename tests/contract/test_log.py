@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -176,6 +177,20 @@ class TestRead:
         assert (await anext(tail)).ref == refs[1]
         (later,) = await append_notes(event_log, key, 1, first=2)
         assert (await anext(tail)).ref == later
+        await tail.aclose()
+
+    async def test_a_caller_that_blocks_the_loop_is_not_told_that_the_broker_is_gone(
+        self, event_log: EventLog, key: str
+    ) -> None:
+        refs = await append_notes(event_log, key, 1)
+        tail = event_log.tail("sessions.v1", {refs[0].partition: refs[0].offset}, stall_s=0.5)
+        assert (await anext(tail)).ref == refs[0]
+        await asyncio.sleep(0.5)
+        time.sleep(2)  # noqa: ASYNC251 what a training step does
+        waiting = asyncio.ensure_future(anext(tail))
+        await asyncio.sleep(1)
+        (later,) = await append_notes(event_log, key, 1, first=1)
+        assert (await waiting).ref == later
         await tail.aclose()
 
 
