@@ -5,7 +5,7 @@ the law does not rest on a few lucky sizes.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -134,7 +134,7 @@ class Pack:
         return attend_causal(self.q, self.k, self.v, torch.tensor(self.starts, dtype=torch.int32))
 
     def cache(self, seed: int) -> Cache:
-        lengths = [b - a for a, b in zip(self.starts, self.starts[1:], strict=False)]
+        lengths = [b - a for a, b in pairwise(self.starts)]
         pages = [-(-n // TILE) for n in lengths]
         free = torch.randperm(sum(pages) + 2, generator=torch.Generator().manual_seed(seed)).tolist()
         shape = (len(free), TILE, *self.k.shape[1:])
@@ -191,7 +191,7 @@ def test_a_packed_sequence_has_the_bits_of_the_sequence_alone(
 ) -> None:
     packed = pack(seed, lengths, heads)
     whole = packed.causal()
-    for start, end in zip(packed.starts, packed.starts[1:], strict=False):
+    for start, end in pairwise(packed.starts):
         q, k, v = (t[start:end] for t in (packed.q, packed.k, packed.v))
         alone = attend_causal(q, k, v, torch.tensor([0, end - start], dtype=torch.int32))
         assert torch.equal(alone, whole[start:end])
@@ -210,9 +210,9 @@ def test_changing_a_token_of_branch_a_leaves_branch_b_unchanged(
     changed = prefix + data.draw(st.integers(0, a - 1))
 
     def branch_b() -> tuple[torch.Tensor, ...]:
-        leaves = [t.clone().requires_grad_() for t in (packed.q, packed.k, packed.v)]
-        out = attend_causal(*leaves, starts)[prefix + a :]
-        return out, *(grad[prefix + a :] for grad in torch.autograd.grad(out.square().sum(), leaves))
+        q, k, v = (t.clone().requires_grad_() for t in (packed.q, packed.k, packed.v))
+        out = attend_causal(q, k, v, starts)[prefix + a :]
+        return out, *(grad[prefix + a :] for grad in torch.autograd.grad(out.square().sum(), (q, k, v)))
 
     before = branch_b()
     whole = packed.causal()
