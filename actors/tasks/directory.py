@@ -4,7 +4,7 @@
     instruction.md               what the agent is asked (one final newline is not part of it)
     environment/workspace/       the files the agent starts with
     environment/recipe.toml      image and set-up commands (optional; a Dockerfile beside it is not read, and said so)
-    tests/hidden.json            hidden cases; or tests/test.sh, which is read but cannot be published yet
+    tests/hidden.json            hidden cases; or tests/test.sh, which writes /logs/verifier/reward.txt
     solution/                    reference solution, for people and for checks of the task
 
 `load_task_dir` reads one and refuses a broken one with file and line; `load_tasks` reads a directory of them, and one

@@ -6,10 +6,14 @@ Each message is one line per fault, `FILE:LINE: what is wrong`, fit to be shown 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 
 class TaskError(Exception):
     """Base of every error of `odradek.actors.tasks`."""
+
+    exit_code: ClassVar[int] = 2
+    """What the command line returns: the input is wrong, and nothing was done."""
 
 
 class TaskFileError(TaskError):
@@ -39,4 +43,4 @@ class BrokenTasks(TaskError):
 
 
 class TaskNotPublishable(TaskError):
-    """The task is well-formed, but needs something that a published task cannot carry yet."""
+    """The task is well-formed as a directory or file, but a published task cannot be like this."""

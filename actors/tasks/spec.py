@@ -6,24 +6,20 @@ separate fields, and packing puts only the former where a workspace is made from
 
 from __future__ import annotations
 
-import io
-import tarfile
-from collections.abc import Callable
+import shlex
 from typing import Literal
 
 import msgspec
 
 from odradek.actors.tasks.errors import TaskNotPublishable
-from odradek.streams.events.meta import BlobRef
-from odradek.streams.events.tasks import Budget, HiddenCase, HiddenTests, TaskPublished
+from odradek.streams.events.tasks import Budget, HiddenCase, HiddenScript, HiddenTests, TaskPublished
 
-MAX_INLINE_BYTES = 128 * 1024
-"""Workspace bytes carried in the event itself. Higher nears the log's 256 KiB claim check with tests and instruction
-added; lower makes an object of every small package."""
+MAX_INLINE_BYTES = 4 * 1024 * 1024
+"""Bytes of workspace and hidden files that one event may carry. Higher nears the log's limit for a record (8 MiB) once
+they are escaped as text; lower refuses tasks that the log can hold. Events of tasks are rare, so their size costs
+little, and a publisher needs no object store."""
 
 DEFAULT_IMAGE = "demo"
-
-PutBlob = Callable[[bytes], BlobRef]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,62 +55,56 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The grader's file; empty if the task is graded by a script."""
         return hidden_tests_json(self.tests) if self.tests else b""
 
-    def published(self, put_blob: PutBlob | None = None, *, idempotency_key: str = "") -> TaskPublished:
-        """The event. A workspace that is binary, has executables or is large needs `put_blob` for its tar."""
-        if self.tests is None:
+    def published(self) -> TaskPublished:
+        """The event. Raises `TaskNotPublishable` for a workspace that is not text or too large.
+
+        Executable bits travel as a set-up command, since the workspace in an event is paths and text.
+        """
+        files = self._text_files()
+        size = sum(map(len, (*self.files.values(), *self.test_files.values())))
+        if size > MAX_INLINE_BYTES:
             raise TaskNotPublishable(
-                f"task {self.name}: has no tests/hidden.json, and a grading script is not run by this version; "
-                "write its checks as hidden cases (module, function, cases)"
+                f"task {self.name}: workspace and tests hold {size} bytes, and an event carries at most "
+                f"{MAX_INLINE_BYTES}; put large parts into the image"
             )
-        files, ref = self._workspace(put_blob)
         return TaskPublished(
             task_id=self.name,
             instruction=self.instruction,
             files=files,
-            files_ref=ref,
             tests=self.tests,
+            script=self._script(),
             image=self.image,
-            setup=self.setup,
+            setup=[*self._make_executable(), *self.setup],
             purpose=self.limits.purpose,
             attempts=self.limits.attempts,
             priority=self.limits.priority,
             deadline_seconds=self.limits.deadline_seconds,
             budget=self.limits.budget,
-            idempotency_key=idempotency_key,
             labels=self.labels,
         )
 
-    def _workspace(self, put_blob: PutBlob | None) -> tuple[dict[str, str], BlobRef | None]:
-        inline = _as_text(self.files)
-        if inline is not None and not self.executable:
-            return inline, None
-        if put_blob is None:
-            raise TaskNotPublishable(
-                f"task {self.name}: its workspace is binary, has executables or exceeds {MAX_INLINE_BYTES} bytes; "
-                "publish it with a reachable object store"
-            )
-        return {}, put_blob(workspace_tar(self.files, self.executable))
+    def _text_files(self) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for path, data in self.files.items():
+            try:
+                texts[path] = data.decode("utf-8")
+            except UnicodeDecodeError:
+                raise TaskNotPublishable(
+                    f"task {self.name}: environment/workspace/{path} is not UTF-8 text, which is all that a published "
+                    f"workspace holds; put binary files into the image"
+                ) from None
+        return texts
 
+    def _make_executable(self) -> list[str]:
+        if not self.executable:
+            return []
+        return ["chmod 755 -- " + " ".join(shlex.quote(path) for path in sorted(self.executable))]
 
-def _as_text(files: dict[str, bytes]) -> dict[str, str] | None:
-    if sum(map(len, files.values())) > MAX_INLINE_BYTES:
-        return None
-    try:
-        return {path: data.decode("utf-8") for path, data in files.items()}
-    except UnicodeDecodeError:
-        return None
-
-
-def workspace_tar(files: dict[str, bytes], executable: frozenset[str] = frozenset()) -> bytes:
-    """A tar of a workspace; the same files give the same bytes (no times, owners or order of listing in it)."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in sorted(files):
-            entry = tarfile.TarInfo(path)
-            entry.size = len(files[path])
-            entry.mode = 0o755 if path in executable else 0o644
-            tar.addfile(entry, io.BytesIO(files[path]))
-    return buffer.getvalue()
+    def _script(self) -> HiddenScript | None:
+        """The verifier of a task without hidden cases: everything under tests/, and `bash /tests/test.sh`."""
+        if self.tests is not None:
+            return None
+        return HiddenScript(files=self.test_files, timeout_seconds=self.limits.grading_seconds)
 
 
 class _HiddenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,9 +1,7 @@
 """Harbor-style task directories: what is written is read back, and a broken one is refused with file and line."""
 
 import copy
-import io
 import pickle
-import tarfile
 from pathlib import Path
 
 import msgspec
@@ -11,10 +9,9 @@ import pytest
 
 from odradek.actors.tasks.directory import load_task_dir, load_tasks, write_task_dir
 from odradek.actors.tasks.errors import BrokenTasks, TaskError, TaskFileError, TaskNotPublishable
-from odradek.actors.tasks.spec import Limits, TaskSpec, workspace_tar
-from odradek.infra.demo.family.publish import as_spec, for_its_purpose
+from odradek.actors.tasks.spec import MAX_INLINE_BYTES, Limits, TaskSpec
 from odradek.infra.demo.family.sets import TASK_SETS, TaskSet, make_task
-from odradek.streams.events.meta import BlobRef
+from odradek.infra.demo.publish import as_spec, for_its_purpose
 from odradek.streams.events.tasks import Budget, TaskPublished
 
 
@@ -59,7 +56,7 @@ def test_limits_metadata_set_up_and_executables_survive(tmp_path: Path) -> None:
 
 def test_the_packed_form_holds_no_hidden_test_and_no_solution_in_the_workspace() -> None:
     demo = make_task("train", 5, 0)
-    event = as_spec(demo).published(idempotency_key="k")
+    event = as_spec(demo).published()
     assert event.files == demo.files
     assert event.tests is not None and len(event.tests.cases) == len(demo.hidden)
     assert demo.fix.new not in "".join(event.files.values()) or demo.fix.new in "".join(demo.files.values())
@@ -67,21 +64,21 @@ def test_the_packed_form_holds_no_hidden_test_and_no_solution_in_the_workspace()
     assert again == event
 
 
-def test_a_binary_workspace_goes_to_the_object_store_as_a_reproducible_tar() -> None:
-    task = msgspec.structs.replace(spec(), files={"b": b"\xff", "a": b"1"}, executable=frozenset("a"))
-    stored: list[bytes] = []
+def test_executable_bits_travel_as_a_set_up_command() -> None:
+    files = {"bin/it's": b"#!/bin/sh\n", "b": b"1"}
+    task = msgspec.structs.replace(spec(), files=files, executable=frozenset({"bin/it's", "b"}), setup=["./b"])
+    event = task.published()
+    assert event.setup == ["chmod 755 -- b 'bin/it'\"'\"'s'", "./b"]
+    assert event.files == {path: data.decode() for path, data in files.items()}
 
-    def put(data: bytes) -> BlobRef:
-        stored.append(data)
-        return BlobRef(key="k", sha256="s", size=len(data))
 
-    event = task.published(put)
-    assert event.files == {} and event.files_ref == BlobRef(key="k", sha256="s", size=len(stored[0]))
-    assert stored[0] == workspace_tar({"a": b"1", "b": b"\xff"}, frozenset("a"))
-    with tarfile.open(fileobj=io.BytesIO(stored[0])) as tar:
-        assert [(m.name, m.mode, m.mtime) for m in tar] == [("a", 0o755, 0), ("b", 0o644, 0)]
-    with pytest.raises(TaskNotPublishable, match="object store"):
-        task.published()
+def test_what_an_event_cannot_carry_is_refused_by_name_instead_of_published_without_it() -> None:
+    binary = msgspec.structs.replace(spec(), files={"a.bin": b"\xff"})
+    with pytest.raises(TaskNotPublishable, match=r"workspace/a\.bin is not UTF-8"):
+        binary.published()
+    large = msgspec.structs.replace(spec(), files={"a": b"x" * (MAX_INLINE_BYTES + 1)})
+    with pytest.raises(TaskNotPublishable, match=str(MAX_INLINE_BYTES)):
+        large.published()
 
 
 def test_three_directories_with_the_second_broken_are_never_a_silent_two(tmp_path: Path) -> None:
@@ -187,13 +184,16 @@ def test_a_dockerfile_is_not_built_and_that_is_said(tmp_path: Path) -> None:
     assert "environment/Dockerfile is not read; image 'demo' is used" in note
 
 
-def test_a_script_graded_task_is_read_and_refused_at_publishing(tmp_path: Path) -> None:
+def test_a_task_with_a_script_publishes_its_files_as_the_hidden_verifier(tmp_path: Path) -> None:
     path = written(tmp_path)
-    (path / "tests" / "hidden.json").rename(path / "tests" / "test.sh")
-    task = load_task_dir(path)
-    assert task.tests is None and set(task.test_files) == {"test.sh"}
-    with pytest.raises(TaskNotPublishable, match=task.name):
-        task.published()
+    (path / "tests" / "hidden.json").unlink()
+    (path / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    (path / "tests" / "data.bin").write_bytes(b"\xff")
+    event = load_task_dir(path).published()
+    assert event.tests is None and event.script is not None
+    assert event.script.files == {"test.sh": b"echo 1 > /logs/verifier/reward.txt\n", "data.bin": b"\xff"}
+    assert (event.script.command, event.script.timeout_seconds) == ("bash /tests/test.sh", 60.0)
+    assert not set(event.files) & {"test.sh", "data.bin"}
 
 
 def test_an_existing_directory_is_never_overwritten_and_paths_stay_inside(tmp_path: Path) -> None:
