@@ -8,7 +8,7 @@ ROOMS := streams kernels actors infra
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench-demo test check fix up down status dashboard lock
+.PHONY: help setup demo bench-demo test check lint types layers fix up down status dashboard lock
 
 help: ## Print this help.
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,9 +34,15 @@ bench-demo: $(INSTALLED) ## The demo with greedy evaluation, larger sets and thr
 test: $(INSTALLED) ## All tests but the slow ones and those for a GPU.
 	@$(BIN)/pytest -q -m "not slow and not gpu" $(ARGS)
 
-check: $(INSTALLED) ## Lint, types, layers: what CI checks before it tests.
+check: lint types layers ## Lint, types, layers: what CI checks before it tests.
+
+lint: $(INSTALLED)
 	@$(BIN)/ruff check .
+
+types: $(INSTALLED)
 	@MYPYPATH=src $(BIN)/mypy --strict $(foreach room,$(ROOMS),-p odradek.$(room))
+
+layers: $(INSTALLED)
 	@$(BIN)/lint-imports
 
 fix: $(INSTALLED) ## Let ruff repair and format what it can.

@@ -261,14 +261,20 @@ class Stack:
         return self.addresses((component,))[component]
 
     def addresses(self, wanted: Sequence[str]) -> dict[str, str]:
-        """Where the named components are; `Unreachable` names the first that is not up."""
-        statuses = {status.name: status for status in self.status()}
+        """Where the named components are; `Unreachable` names the first whose processes do not run.
+
+        Quick: the services themselves are not asked (`status` does that), and configured ones are taken at their word.
+        """
+        state = read_state(self.data)
+        found = {service.name: service.address for service in self.external}
+        for part in self.components:
+            status = self._component_status(state, part, skip_check=True)
+            if status.health == "running":
+                found[part.name] = status.address
         for name in wanted:
-            status = statuses.get(name)
-            if status is None or status.health != "running":
-                why = f" ({status.reason})" if status and status.reason else ""
-                raise Unreachable(f"{name} is not running for {self.data}{why}: run odradek up")
-        return {name: statuses[name].address for name in wanted}
+            if name not in found:
+                raise Unreachable(f"{name} is not running for {self.data}: run odradek up")
+        return {name: found[name] for name in wanted}
 
 
 class _Shared:
