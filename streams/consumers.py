@@ -297,8 +297,8 @@ class GroupConsumer:
                 (record,) = await self._poller.redeemed([letter.record()])
                 _ = record.event
                 await self._call(record)
-            except Busy:
-                return False
+            except (Busy, Retryable):
+                return False  # not the letter's fault: it stays released and comes again
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}"
                 if isinstance(failure, StreamError) or attempt == self._retry.attempts:
