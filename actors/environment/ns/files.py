@@ -106,7 +106,7 @@ class WorkspaceFiles:
         modes: dict[str, int] = {}
         for entry in entries:
             parent, _, name = entry.path.rpartition("/")
-            with _translated(entry.path), self._opened(parent, modes) as fd:
+            with _translated(entry.path), _done_if_absent(entry), self._opened(parent, modes) as fd:
                 self._apply_one(fd, name, entry, contents, modes)
         for path in sorted(modes, reverse=True):  # children first: a parent's mode may close the way to them
             parent, _, name = path.rpartition("/")
@@ -215,6 +215,16 @@ class WorkspaceFiles:
                 stack.append((part, fd))
         walked = "/".join(name for name, _ in stack[1:])
         return Place(stack[-1][1], ".", walked, os.fstat(stack[-1][1]), links > 0)
+
+
+@contextmanager
+def _done_if_absent(entry: DeltaEntry) -> Iterator[None]:
+    """A deletion below what is no directory any more has nothing to do."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        if entry.kind != "delete":
+            raise
 
 
 def _inside(path: str, asked: str) -> list[str]:
