@@ -34,8 +34,8 @@ INTERNAL_PARTITIONS = 8
 SESSION_TIMEOUT_MS = 9_000
 """Broker heartbeat lease. A killed broker's successor waits for it; much lower fences a busy one-core machine."""
 
-FORMAT_DEADLINE_S = 60.0
-"""Seconds for formatting an empty log folder (a JVM start)."""
+FORMAT_DEADLINE_S = 120.0
+"""Seconds for formatting an empty log folder: one JVM start, 1.5 s on an idle machine, over 60 on one with load 17."""
 
 _FIXED: dict[str, object] = {
     "process.roles": "broker,controller",
@@ -81,7 +81,7 @@ class Kafka:
 
     name = "kafka"
     port_names = ("broker", "controller")
-    start_deadline_s = 90.0
+    start_deadline_s = 180.0
     stop_grace_s = 20.0
     detaches = False
 

@@ -58,7 +58,7 @@ class RayHead:
 
     name = "ray"
     port_names = ("gcs",)
-    start_deadline_s = 90.0
+    start_deadline_s = 180.0
     stop_grace_s = 5.0
     detaches = True
 

@@ -52,7 +52,7 @@ class Seaweed:
         "filer",
         "filer_grpc",
     )
-    start_deadline_s = 60.0
+    start_deadline_s = 120.0
     stop_grace_s = 1.0  # its graceful stop waits 15 s for streams between its own roles; a kill loses nothing
     detaches = False
 
