@@ -3,8 +3,8 @@
 A `Delta` is a set of changes between two states of the workspace tree. Paths are relative to the workspace, `/`
 separates, entries are sorted by path. A `delete` removes the whole subtree and only its topmost path is listed; where
 nothing is, it is done. Any other entry replaces whatever is there, except that a `dir` over a directory only sets its
-mode. Times and owners are not part of the state. What a delta can't carry (sockets, FIFOs, names that are not UTF-8) is named in `skipped`, so
-that a loss is visible and never silent.
+mode. Times and owners are not part of the state. What a delta can't carry (sockets, FIFOs, names that are not UTF-8)
+is named in `skipped`, so that a loss is visible and never silent.
 
 Pure data and pure functions: `compose` folds deltas, `check` refuses malformed ones before anything is written.
 """

@@ -502,7 +502,7 @@ class SandboxContract:
         capabilities = await driver.capabilities()
         for name, levels in capabilities.enforcement.items():
             if "cgroup" not in levels:
-                limits = Limits(**{name: Limit(1 << 30, weakest="cgroup")})  # type: ignore[arg-type]
+                limits = Limits(**{name: Limit(1 << 30, weakest="cgroup")})
                 with pytest.raises(SandboxSpecError, match=name):
                     await driver.create(SandboxSpec(demo_spec.image, limits=limits))
         for bad in (

@@ -88,7 +88,7 @@ def test_deltas_rebuild_the_workspace_whatever_was_done_to_it(
 async def _rebuilds(
     driver: NsDriver, spec: SandboxSpec, steps: list[tuple[list[tuple[str, str, str, int]], str]]
 ) -> None:
-    made = [await driver.create(spec)]
+    made: list[Sandbox] = [await driver.create(spec)]
     deltas: list[Delta] = []
     for operations, then in steps:
         result = await made[0].exec(ExecRequest(argv=("python3", "-S", "-c", OPERATE, json.dumps(operations))))

@@ -16,7 +16,12 @@ pytestmark = pytest.mark.contract
 def test_image_survives_the_way_to_s3_and_back(tmp_path: Path, s3_access: S3Access, s3_prefix: str) -> None:
     s3, bucket, prefix = s3_client(s3_access), s3_access.bucket, s3_prefix.strip("/")
     here, there = ImageStore(tmp_path / "here"), ImageStore(tmp_path / "there")
-    files = {"run": FileSpec(content=b"x" * 100_000, mode=0o755), "ln": FileSpec(target="run"), "d/e": b"", "ü": b"1"}
+    files: dict[str, bytes | FileSpec] = {
+        "run": FileSpec(content=b"x" * 100_000, mode=0o755),
+        "ln": FileSpec(target="run"),
+        "d/e": b"",
+        "ü": b"1",
+    }
     image = Image(layers=(here.layer_from_files(files), here.layer_from_files({"t": b"2"})), env={"A": "b"})
     digest = here.put_image(image)
     for _ in range(2):

@@ -27,7 +27,7 @@ def test_rlimits_hold_what_accepts_them() -> None:
 @pytest.mark.parametrize("name", ["cpus", "memory_bytes", "pids", "disk_bytes"])
 def test_a_demand_for_cgroups_is_refused_without_them(name: str) -> None:
     with pytest.raises(SandboxSpecError, match=name):
-        plan(Limits(**{name: Limit(4, weakest="cgroup")}), has_cgroup=False)  # type: ignore[arg-type]
+        plan(Limits(**{name: Limit(4, weakest="cgroup")}), has_cgroup=False)
 
 
 @pytest.mark.parametrize("amount", [0, -1, float("inf"), float("nan")])
