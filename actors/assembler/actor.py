@@ -9,7 +9,7 @@ from typing import Any
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.streams.assembly.assembler import Assembler
-from odradek.streams.errors import ProducerFenced, Retryable
+from odradek.streams.errors import ProducerFenced, Retryable, Terminal
 from odradek.streams.log import EventLog
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ class AssemblerActor:
         logging.basicConfig(level=deployment.log_level)
         self._deployment = deployment
         self._assembler: Assembler | None = None
+        self._fault = ""
         self._loop = LoopThread(name)
         self._loop.main(self._run(), name)
 
@@ -38,10 +39,18 @@ class AssemblerActor:
             except ProducerFenced:
                 log.error("the assembler of lane %s was taken over; stopping", self._deployment.lane.lane)
                 return
+            except Terminal as error:
+                # Trying again would fail again: stop the line and say why, rather than restart for ever.
+                log.exception("the assembler of lane %s stops", self._deployment.lane.lane)
+                self._fault = f"{type(error).__name__}: {error}"
+                return
             except Retryable as error:
                 log.warning("assembler: %s; opening again", error)
                 await asyncio.sleep(REOPEN_PAUSE_S)
 
     async def state(self) -> dict[str, Any]:
-        """Position on groups.v1."""
-        return {"position": self._assembler.position if self._assembler is not None else -1}
+        """Position on groups.v1, and why it stopped (empty: it did not)."""
+        return {
+            "position": self._assembler.position if self._assembler is not None else -1,
+            "fault": self._fault,
+        }

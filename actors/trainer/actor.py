@@ -11,9 +11,10 @@ from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import object_store
 from odradek.actors.trainer.checkpoint import Checkpoints
+from odradek.actors.trainer.errors import TrainerError
 from odradek.actors.trainer.loop import TrainerLoop
 from odradek.actors.trainer.manifest import Place
-from odradek.streams.errors import ProducerFenced, Retryable
+from odradek.streams.errors import ProducerFenced, Retryable, Terminal
 from odradek.streams.log import EventLog
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class TrainerActor:
         logging.basicConfig(level=deployment.log_level)
         self._deployment = deployment
         self._trainer: TrainerLoop | None = None
+        self._fault = ""
         self._loop = LoopThread(name)
         self._loop.main(self._run(), name)
 
@@ -45,13 +47,23 @@ class TrainerActor:
             except ProducerFenced:
                 log.error("the trainer of lane %s was taken over; stopping", deployment.lane.lane)
                 return
+            except (TrainerError, Terminal) as error:
+                # Trying again would fail again: stop the line and say why, rather than restart for ever.
+                log.exception("the trainer of lane %s stops", deployment.lane.lane)
+                self._fault = f"{type(error).__name__}: {error}"
+                return
             except Retryable as error:
                 log.warning("trainer: %s; opening again", error)
                 await asyncio.sleep(REOPEN_PAUSE_S)
 
     async def state(self) -> dict[str, Any]:
-        """Version in hand, position on batches.v1, seconds spent computing."""
+        """Version in hand, position on batches.v1, seconds spent computing, and why it stopped (empty: it did not)."""
         trainer = self._trainer
         if trainer is None:
-            return {"version": -1, "position": -1, "busy_s": 0.0}
-        return {"version": trainer.version, "position": trainer.position, "busy_s": trainer.busy_s}
+            return {"version": -1, "position": -1, "busy_s": 0.0, "fault": self._fault}
+        return {
+            "version": trainer.version,
+            "position": trainer.position,
+            "busy_s": trainer.busy_s,
+            "fault": self._fault,
+        }

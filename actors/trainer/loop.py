@@ -60,7 +60,8 @@ def training_batch(micros: list[MicroArrays]) -> TrainingBatch:
     """The trainer's arrays of a materialised batch: micro-batches one after another, in layout order."""
     starts = [0]
     for micro in micros:
-        starts += [starts[-1] + end - begin for begin, end in zip(micro.starts, micro.starts[1:], strict=False)]
+        before = starts[-1]
+        starts += [before + end for end in micro.starts[1:]]
 
     def joined(field: str, dtype: Any) -> Any:
         return np.concatenate([np.asarray(getattr(micro, field), dtype) for micro in micros])

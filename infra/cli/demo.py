@@ -37,13 +37,7 @@ def command(context: Context, keep: bool) -> None:
 
         async def job() -> None:
             async with EventLog(running.deployment.kafka) as event_log:
-                controller = running.handles["controller"]
-
-                async def state() -> dict[str, object]:
-                    found: dict[str, object] = await controller.state.remote()
-                    return found
-
-                demo = Demo(running.deployment, settings, event_log, state, context.say)
+                demo = Demo(running.deployment, settings, event_log, running.states, context.say)
                 outcome = await demo.run()
                 context.result(await as_json(outcome, event_log), await as_text(outcome, event_log))
                 if outcome.rebuild is None or outcome.rebuild.identical != len(outcome.rebuild.batches):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+import ray.exceptions
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.cluster import actors
@@ -20,6 +21,9 @@ from odradek.streams.admin import ensure_topics
 
 Say = Callable[[str], None]
 
+STATE_TIMEOUT_S = 5.0
+"""Seconds an actor may take to say how it is. Too low loses actors that are merely busy; too high delays a look."""
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -27,6 +31,19 @@ class Running:
 
     deployment: Deployment
     handles: dict[str, Any]
+
+    async def states(self) -> dict[str, dict[str, Any]]:
+        """By name what each actor says of itself. One that is restarting, or does not answer in time, is absent."""
+
+        async def ask(name: str, handle: Any) -> tuple[str, dict[str, Any] | None]:
+            try:
+                async with asyncio.timeout(STATE_TIMEOUT_S):
+                    return name, await handle.state.remote()
+            except (ray.exceptions.RayError, TimeoutError):
+                return name, None
+
+        asked = [ask(name, handle) for name, handle in self.handles.items() if not name.startswith("session-")]
+        return {name: state for name, state in await asyncio.gather(*asked) if state is not None}
 
 
 @contextmanager
@@ -38,6 +55,7 @@ def deployment_up(config: Config, say: Say, *, keep: bool = False) -> Iterator[R
         deployment = deployment_of(config, endpoints(config))
         asyncio.run(ensure_topics(deployment.kafka))
         connect(endpoints(config).ray, namespace=deployment.namespace)
+        _quieten()
         try:
             yield Running(deployment, actors.start(deployment, say))
         finally:
@@ -49,3 +67,10 @@ def deployment_up(config: Config, say: Say, *, keep: bool = False) -> Iterator[R
         if started and not keep:
             say("stopping services")
             stack.down(lambda component, message: say(f"{component}: {message}"))
+
+
+def _quieten() -> None:
+    """Ray tells its drivers of every worker that died, on standard error; we restart them and say so ourselves."""
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher
+
+    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")

@@ -75,19 +75,20 @@ class DemoOutcome:
 
 
 Say = Callable[[str], None]
-ControllerState = Callable[[], Awaitable[dict[str, Any]]]
+States = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
+"""By actor name what it says of itself; actors that do not answer are absent."""
 
 
 class Demo:
     """One run against a running deployment."""
 
     def __init__(
-        self, deployment: Deployment, settings: DemoSettings, event_log: EventLog, controller: ControllerState, say: Say
+        self, deployment: Deployment, settings: DemoSettings, event_log: EventLog, states: States, say: Say
     ) -> None:
         self._deployment = deployment
         self._settings = settings
         self._log = event_log
-        self._controller = controller
+        self._states = states
         self._say = say
         self._follower = RunFollower(event_log)
         self._tasks = self._training_tasks()
@@ -167,7 +168,9 @@ class Demo:
         )
 
     async def _top_up(self) -> None:
-        state = await self._controller()
+        state = (await self._checked_states()).get("controller")
+        if state is None:
+            return
         for _ in range(max(0, WAITING_TASKS - int(state["waiting_tasks"]))):
             event = published(next(self._tasks), attempts=self._settings.attempts)
             self._waiting.append(event)
@@ -195,11 +198,20 @@ class Demo:
             fold = await self._follower.refresh()
             if ready(fold):
                 return fold
+            state = (await self._checked_states()).get("controller", {})
             if time.monotonic() > deadline:
-                state = await self._controller()
-                waits = f"; the longest wait is {state['oldest_wait_s']:.0f} s for {state['oldest_wait_for']}"
-                raise InfraError(f"waited {seconds:.0f} s for {what}{waits if state['oldest_wait_for'] else ''}")
+                waiting = state.get("oldest_wait_for")
+                longest = f"; the longest wait is {state['oldest_wait_s']:.0f} s for {waiting}" if waiting else ""
+                raise InfraError(f"waited {seconds:.0f} s for {what}{longest}")
             await asyncio.sleep(LOOK_S)
+
+    async def _checked_states(self) -> dict[str, dict[str, Any]]:
+        """What the actors say; raises InfraError if one of them has stopped for good."""
+        states = await self._states()
+        for name, state in states.items():
+            if state.get("fault"):
+                raise InfraError(f"{name} stopped: {state['fault']}")
+        return states
 
 
 def _line(fold: RunFold, left: float) -> str:

@@ -80,6 +80,6 @@ def _rate(conduct: Conduct) -> str:
 def _all(results: dict[TaskSet, Conduct]) -> Conduct:
     total = Conduct()
     for conduct in results.values():
-        for field in Conduct.__slots__:  # type: ignore[attr-defined]
+        for field in Conduct.__slots__:
             setattr(total, field, getattr(total, field) + getattr(conduct, field))
     return total
