@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiokafka.admin import AIOKafkaAdminClient
 
 from odradek.streams import admin
 from odradek.streams.blobs import ObjectStore
@@ -38,11 +39,23 @@ async def kafka_config(kafka_bootstrap: str, request: pytest.FixtureRequest) -> 
 
 
 @pytest_asyncio.fixture
-async def fresh_config(kafka_bootstrap: str) -> KafkaConfig:
-    """A deployment of its own for one test."""
+async def fresh_config(kafka_bootstrap: str) -> AsyncIterator[KafkaConfig]:
+    """A deployment of its own for one test, gone after it."""
     config = KafkaConfig(bootstrap=kafka_bootstrap, prefix=f"t{uuid.uuid4().hex[:10]}")
     await admin.ensure_topics(config)
-    return config
+    yield config
+    await _forget(config)
+
+
+async def _forget(config: KafkaConfig) -> None:
+    """Deletes a test's topics; only tests may, so this is not part of `admin`."""
+    client = AIOKafkaAdminClient(**config.client_options())
+    await client.start()
+    try:
+        ours = [name for name in await client.list_topics() if name.startswith(config.name(""))]
+        await client.delete_topics(ours)
+    finally:
+        await client.close()
 
 
 @pytest_asyncio.fixture
