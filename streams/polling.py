@@ -81,6 +81,8 @@ class Poller:
             for tp in tps:
                 await self._over_gap(consumer, tp, gap)
             return []
+        except kafka.NoOffsetForPartitionError:
+            return []  # partitions were just given to this member; it is about to set their positions
         except (UnicodeDecodeError, kafka.CorruptRecordException):
             return await self._raw(consumer, tps)
         except (kafka.KafkaError, OSError) as error:
