@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from odradek.actors.inference.admission import check_request, room
-from odradek.actors.inference.batch import PagedBatch, Work
+from odradek.actors.inference.batch import PagedBatch, Work, parts_of
 from odradek.actors.inference.errors import (
     DeadlineExceededError,
     DuplicateRequestError,
@@ -189,12 +189,11 @@ class Engine:
             s.admitted_at = now
             self._count["prompt_tokens"] += s.prompt_length
             self._count["cached_tokens"] += s.cached_tokens
-        for version in {s.version for s in self._scheduler.running}:
-            prefill = [(s, n) for s, n in plan.prefill if s.version == version]
-            decode = [(s, 1) for s in plan.decode if s.version == version]
-            self._compute(version, [prefill, decode])
+        work = [*((s, 1) for s in plan.decode), *plan.prefill]
+        for version in {s.version for s, _ in work}:
+            self._compute(version, [(s, n) for s, n in work if s.version == version])
         out = self.take_left()
-        out.computed_tokens = len(plan.decode) + sum(n for _, n in plan.prefill)
+        out.computed_tokens = sum(n for _, n in work)
         self._count["steps"] += 1
         self._count["prefill_tokens"] += sum(n for _, n in plan.prefill)
         self._busy += time.perf_counter() - begun
@@ -206,22 +205,17 @@ class Engine:
         return out
 
     @torch.inference_mode()
-    def _compute(self, version: int, parts: list[Work]) -> None:
-        """Prompts and ready rows apart: together, each row would be padded to the longest prompt in the attention."""
+    def _compute(self, version: int, work: Work) -> None:
         policy = self.weights.get(version).policy
-        ready: list[Sequence] = []
-        hidden: list[Tensor] = []
-        for work in parts:
-            if not work:
-                continue
-            last_B_H = self._batch.forward(policy, work)
-            for s, n in work:
-                self._advance(s, n)
-            sampling = [i for i, (s, _) in enumerate(work) if s.pending == 0]
-            ready += [work[i][0] for i in sampling]
-            hidden.append(last_B_H if len(sampling) == len(work) else last_B_H[sampling])
-        if ready:
-            self._sample(version, ready, row_logits(torch.cat(hidden), policy.head_weight))
+        parts = parts_of(work)
+        rows = [row for part in parts for row in part]
+        last_B_H = self._batch.forward(policy, parts)
+        for s, n in rows:
+            self._advance(s, n)
+        sampling = [i for i, (s, _) in enumerate(rows) if s.pending == 0]
+        if sampling:
+            last_N_H = last_B_H if len(sampling) == len(rows) else last_B_H[sampling]
+            self._sample(version, [rows[i][0] for i in sampling], row_logits(last_N_H, policy.head_weight))
 
     def _advance(self, s: Sequence, count: int) -> None:
         before = s.held.computed
