@@ -3,8 +3,9 @@
 Promises:
 - Memory is one chunk of logits, in forward and backward, whatever N is (the backward computes each chunk again).
 - A row's bits do not depend on N or on its place.
-- One row function: `torch.log_softmax(row_logits(h, w, t), -1)[target]` has the bits of
-  `token_logprobs(h, w, target, t)`, so what the sampler logs is what the trainer computes.
+- One row function: on CPU `torch.log_softmax(row_logits(h, w, t), -1)[target]` has the bits of
+  `token_logprobs(h, w, target, t)`, so what the sampler logs is what the trainer computes. On CUDA the kernel never
+  stores its logits and sums them tile by tile: there a sampler logs `token_logprobs` of the token it chose.
 
 Dimensions: N tokens, H hidden, V vocabulary.
 """

@@ -163,7 +163,7 @@ def milliseconds(run: Callable[[], object], runs: int, device: str) -> tuple[flo
             start = time.thread_time()
             run()
             seen.append((time.thread_time() - start) * 1e3)
-    tenths = statistics.quantiles(seen[3:], n=10)
+    tenths = statistics.quantiles(seen[3:], n=10, method="inclusive")
     return tenths[0], tenths[4], tenths[8]
 
 
