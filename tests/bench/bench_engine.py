@@ -7,7 +7,8 @@ Three workloads, one torch thread, sampling at temperature 1 without a stop toke
 - ragged: rows want a quarter to the whole of it; a static batch runs until its longest row ends;
 - turns: three turns a session with 30 result tokens between them; a plain loop computes the whole context each turn.
 Only wanted tokens count, per second of CPU time (all work is on one thread), so that what else runs on the machine
-disturbs little; runs alternate and the best of each counts. Prompts are new in each run: the engine's prefix cache helps it in the third workload only, as in use.
+disturbs little; runs alternate and the best of each counts. Prompts are new in each run, so that the engine's prefix
+cache helps it in the third workload only, as in use.
 Prints one line a workload and the engine's own cost a decode step (what is not model or head).
 """
 
@@ -189,7 +190,7 @@ def main() -> None:
             best["engine"] = max(best["engine"], rate(partial(run, ours, work)))
             best["transformers"] = max(best["transformers"], rate(partial(run, plain, work)))
         print(
-            f"{name:7} engine {best['engine']:6.0f} tokens/CPU-s, transformers {best['transformers']:6.0f} tokens/CPU-s, "
+            f"{name:7} tokens per CPU second: engine {best['engine']:.0f}, transformers {best['transformers']:.0f}, "
             f"ratio {best['engine'] / best['transformers']:.2f}"
         )
     step, own = own_cost(ours.engine, args.rows, args.tokens)
