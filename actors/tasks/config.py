@@ -97,7 +97,7 @@ def read_toml(path: Path, kind: type[T]) -> T:
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise TaskFileError(path, *_toml_fault(str(error), text)) from error
+        raise TaskFileError(path, *toml_fault(str(error), text)) from error
     try:
         return msgspec.convert(value, type=kind)
     except msgspec.ValidationError as error:
@@ -114,7 +114,7 @@ def read_bytes(path: Path) -> bytes:
         raise TaskFileError(path, None, f"cannot be read: {error.strerror}") from error
 
 
-def _toml_fault(message: str, text: str) -> tuple[int, str]:
+def toml_fault(message: str, text: str) -> tuple[int, str]:
     """The line and the reason of a TOML error, which tomllib gives as one text."""
     found = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if found:
@@ -126,14 +126,14 @@ def line_of_field(text: str, message: str) -> int | None:
     """The line of the field that a validation message of msgspec names, as well as a search can tell."""
     path = re.search(r"`\$\.?([^`]*)`$", message)
     unknown = re.search(r"unknown field `([^`]+)`", message)
-    keys = [key for key in re.split(r"[.\[\]]+", path[1] if path else "") if key and key != "..."]
+    keys = [key for key in re.split(r"[.\[\]]+", path[1] if path else "") if key and key not in ("...", "$")]
     if unknown:
         keys.append(unknown[1])
     line = None
     lines = text.splitlines()
     start = 0
     for key in keys:
-        header_or_key = re.compile(rf'^\s*(?:\[+[^\]]*\b{re.escape(key)}\b[^\]]*\]|"?{re.escape(key)}"?\s*[=.])')
+        header_or_key = re.compile(rf'^\s*(?:\[+[^\]]*\b{re.escape(key)}\b[^\]]*\]|"?{re.escape(key)}"?\s*[=.:])')
         found = next((at for at in range(start, len(lines)) if header_or_key.match(lines[at])), None)
         if found is None:
             break

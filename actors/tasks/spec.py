@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from odradek.actors.tasks.errors import TaskNotPublishable
+from odradek.actors.tasks.refusal import hidden_tests_fault
 from odradek.streams.events.tasks import Budget, HiddenCase, HiddenScript, HiddenTests, TaskPublished
 
 MAX_INLINE_BYTES = 4 * 1024 * 1024
@@ -20,6 +21,9 @@ they are escaped as text; lower refuses tasks that the log can hold. Events of t
 little, and a publisher needs no object store."""
 
 DEFAULT_IMAGE = "demo"
+
+SHELL = '"$(command -v bash || command -v sh)"'
+"""Runs a task's scripts: bash, which Harbor's are written for, or the POSIX shell of an image that has no bash."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,10 +105,11 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
         return ["chmod 755 -- " + " ".join(shlex.quote(path) for path in sorted(self.executable))]
 
     def _script(self) -> HiddenScript | None:
-        """The verifier of a task without hidden cases: everything under tests/, and `bash /tests/test.sh`."""
+        """The verifier of a task without hidden cases: everything under tests/, and its test.sh."""
         if self.tests is not None:
             return None
-        return HiddenScript(files=self.test_files, timeout_seconds=self.limits.grading_seconds)
+        command = f"{SHELL} /tests/test.sh"
+        return HiddenScript(files=self.test_files, command=command, timeout_seconds=self.limits.grading_seconds)
 
 
 class _HiddenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,21 +138,14 @@ def hidden_tests_json(tests: HiddenTests) -> bytes:
 def parse_hidden_tests(data: bytes) -> HiddenTests:
     """Read and check `tests/hidden.json`. Raises `ValueError` (msgspec's included) with what is wrong."""
     file = msgspec.json.decode(data, type=_HiddenFile)
-    ids = [row.id for row in file.cases]
-    listed = [*file.FAIL_TO_PASS, *file.PASS_TO_PASS]
-    if repeated := sorted({one for one in ids if ids.count(one) > 1}):
-        raise ValueError(f"case id {repeated[0]!r} is given twice")
-    if twice := sorted({one for one in listed if listed.count(one) > 1}):
-        raise ValueError(f"case id {twice[0]!r} is listed twice in FAIL_TO_PASS and PASS_TO_PASS")
-    if unknown := sorted(set(listed) - set(ids)):
-        raise ValueError(f"FAIL_TO_PASS or PASS_TO_PASS lists {unknown[0]!r}, which is no case")
-    if not file.FAIL_TO_PASS:
-        raise ValueError("FAIL_TO_PASS is empty, so the untouched workspace would already be solved")
     cases = [HiddenCase(id=row.id, args=row.args, want=row.want) for row in file.cases]
-    return HiddenTests(
+    tests = HiddenTests(
         module=file.module,
         function=file.function,
         cases=cases,
         fail_to_pass=file.FAIL_TO_PASS,
         pass_to_pass=file.PASS_TO_PASS,
     )
+    if fault := hidden_tests_fault(tests):
+        raise ValueError(fault)
+    return tests

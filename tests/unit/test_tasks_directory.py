@@ -192,7 +192,7 @@ def test_a_task_with_a_script_publishes_its_files_as_the_hidden_verifier(tmp_pat
     event = load_task_dir(path).published()
     assert event.tests is None and event.script is not None
     assert event.script.files == {"test.sh": b"echo 1 > /logs/verifier/reward.txt\n", "data.bin": b"\xff"}
-    assert (event.script.command, event.script.timeout_seconds) == ("bash /tests/test.sh", 60.0)
+    assert event.script.command.endswith(" /tests/test.sh") and event.script.timeout_seconds == 60.0
     assert not set(event.files) & {"test.sh", "data.bin"}
 
 

@@ -1,0 +1,92 @@
+"""From what a person names on a command line to the tasks to publish: all of them, checked, or none.
+
+A source is a task directory, a directory of task directories, or a task file (`file.py`). Options given with them win
+over what the files say. Nothing here reaches a network.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from odradek.actors.tasks.directory import load_tasks
+from odradek.actors.tasks.errors import BrokenTasks, TaskFileError, TaskNotPublishable
+from odradek.actors.tasks.file import load_task_file
+from odradek.actors.tasks.refusal import refusal
+from odradek.streams.events.tasks import TaskPublished
+
+MAX_EVENT_BYTES = 7 * 1024 * 1024
+"""Bytes of one task as an event. The log takes records up to 8 MiB; one that is refused there would be refused after
+others of the same command had been published."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says; None leaves what the task says."""
+
+    attempts: int | None = None
+    deadline_seconds: float | None = None
+    priority: int | None = None
+    policy_version: int | None = None
+    purpose: Literal["rl", "eval"] | None = None
+    idempotency_key: str | None = None
+    """Of one task. Of several, each gets KEY/TASK_ID, so that they do not become one."""
+
+
+DEFAULTS = Options()
+
+
+def load_sources(paths: Sequence[Path], options: Options = DEFAULTS) -> tuple[list[TaskPublished], list[str]]:
+    """The tasks in order, and notes for the person (what was read and left unused). Raises `TaskError`."""
+    tasks: list[TaskPublished] = []
+    notes: list[str] = []
+    faults: list[TaskFileError] = []
+    total = 0
+    for path in paths:
+        try:
+            found, said = _load(path)
+        except BrokenTasks as broken:
+            faults, total = [*faults, *broken.faults], total + broken.total
+        except TaskFileError as fault:
+            faults, total = [*faults, fault], total + 1
+        else:
+            tasks, notes, total = [*tasks, *found], [*notes, *said], total + len(found)
+    if len(faults) == 1 and total == 1:
+        raise faults[0]
+    if faults:
+        raise BrokenTasks(faults, total)
+    tasks = [_with(task, options, alone=len(tasks) == 1) for task in tasks]
+    _check(tasks)
+    return tasks, notes
+
+
+def _load(path: Path) -> tuple[list[TaskPublished], list[str]]:
+    if path.is_dir():
+        specs = load_tasks(path)
+        return [spec.published() for spec in specs], [note for spec in specs for note in spec.notes]
+    return [load_task_file(path)], []
+
+
+def _with(task: TaskPublished, options: Options, *, alone: bool) -> TaskPublished:
+    given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None}
+    key = given.get("idempotency_key")
+    if key and not alone:
+        given["idempotency_key"] = f"{key}/{task.task_id}"
+    return msgspec.structs.replace(task, **given)
+
+
+def _check(tasks: Sequence[TaskPublished]) -> None:
+    for task in tasks:
+        fault = refusal(task)
+        if fault is not None:
+            raise TaskNotPublishable(f"task {task.task_id!r}: {fault}")
+        size = len(msgspec.msgpack.encode(task))
+        if size > MAX_EVENT_BYTES:
+            raise TaskNotPublishable(f"task {task.task_id}: its event has {size} bytes, and at most {MAX_EVENT_BYTES}")
+    keys = Counter(task.idempotency_key or task.task_id for task in tasks)
+    repeated = [key for key, count in keys.items() if count > 1]
+    if repeated:
+        raise TaskNotPublishable(f"task {repeated[0]!r} is given {keys[repeated[0]]} times, and would be one task")

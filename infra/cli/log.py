@@ -1,0 +1,65 @@
+"""What the commands on the log share: an open EventLog by the configuration, needing only the broker.
+
+Not a command of its own. Object store and Ray may be down: what is published, listed, rebuilt or exported lies on the
+log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from odradek.infra.cli.context import Context
+from odradek.infra.config.services import data_dir, kafka_config
+from odradek.infra.config.tree import Config
+from odradek.streams.config import KafkaConfig
+
+if TYPE_CHECKING:
+    from odradek.streams.log import EventLog
+
+T = TypeVar("T")
+
+SAY_AFTER_S = 1.0
+"""Seconds of silence after which a command says what it waits for."""
+SAY_EVERY_S = 5.0
+"""Seconds between two lines of progress."""
+
+
+def broker(config: Config) -> KafkaConfig:
+    """Where the log is; `Unreachable`, with the command to run, if nothing is configured and nothing runs."""
+    if config.kafka.bootstrap is not None:
+        return kafka_config(config, config.kafka.bootstrap)
+    from odradek.infra.stack.kafka import Kafka
+    from odradek.infra.stack.stack import Stack
+
+    data = data_dir(config)
+    return kafka_config(config, Stack(data, [Kafka(data)], []).addresses(("kafka",))["kafka"])
+
+
+@asynccontextmanager
+async def opened_log(context: Context, *, create: bool = False) -> AsyncIterator[EventLog]:
+    """An EventLog. `create` makes missing topics first: for commands that write before any actor ran."""
+    from odradek.streams.admin import ensure_topics
+    from odradek.streams.log import EventLog
+
+    config = broker(context.config)
+    if create:
+        await ensure_topics(config)
+    async with EventLog(config) as event_log:
+        yield event_log
+
+
+def run(context: Context, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a command's coroutine; if it takes longer than a moment, say what it is doing and that it still is."""
+
+    async def told() -> T:
+        task = asyncio.ensure_future(work())
+        wait = SAY_AFTER_S
+        while not (await asyncio.wait({task}, timeout=wait))[0]:
+            context.say(f"{what} …")
+            wait = SAY_EVERY_S
+        return task.result()
+
+    return asyncio.run(told())

@@ -1,0 +1,162 @@
+"""Task files and sources: strict about what a person wrote, one rule of what can run, all or none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from odradek.actors.tasks.directory import write_task_dir
+from odradek.actors.tasks.errors import BrokenTasks, TaskError, TaskFileError, TaskNotPublishable
+from odradek.actors.tasks.file import load_task_file
+from odradek.actors.tasks.refusal import refusal
+from odradek.actors.tasks.sources import Options, load_sources
+from odradek.infra.demo.family.sets import make_task
+from odradek.infra.demo.publish import as_spec
+from odradek.streams.events.tasks import HiddenScript, TaskPublished
+
+BODY: dict[str, Any] = {
+    "task_id": "add",
+    "instruction": "mend add",
+    "files": {"calc.py": "def add(a, b):\n    return a - b\n"},
+    "tests": {
+        "module": "calc",
+        "function": "add",
+        "cases": [{"id": "add[1]", "args": [1, 2], "want": 3}],
+        "fail_to_pass": ["add[1]"],
+    },
+}
+
+
+def saved(tmp_path: Path, value: object, name: str = "task.json") -> Path:
+    path = tmp_path / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1))
+    return path
+
+
+def test_json_toml_and_a_whole_record_value_are_the_same_task(tmp_path: Path) -> None:
+    toml = """
+task_id = "add"
+instruction = "mend add"
+[files]
+"calc.py" = "def add(a, b):\\n    return a - b\\n"
+[tests]
+module = "calc"
+function = "add"
+fail_to_pass = ["add[1]"]
+cases = [{id = "add[1]", args = [1, 2], want = 3}]
+"""
+    wanted = msgspec.convert(BODY, TaskPublished)
+    assert load_task_file(saved(tmp_path, BODY)) == wanted
+    assert load_task_file(saved(tmp_path, {"body": BODY | {"type": "task.published.v1"}}, "wire.json")) == wanted
+    assert load_task_file(saved(tmp_path, toml, "task.toml")) == wanted
+
+
+def test_a_verifiers_files_are_base64_in_json(tmp_path: Path) -> None:
+    body = {key: value for key, value in BODY.items() if key != "tests"} | {
+        "script": {"files": {"test.sh": "ZWNobw=="}}
+    }
+    assert load_task_file(saved(tmp_path, body)).script == HiddenScript(files={"test.sh": b"echo"})
+
+
+@pytest.mark.parametrize(
+    ("value", "line", "reason"),
+    [
+        (BODY | {"atempts": 3}, "atempts", "unknown field `atempts`"),
+        (BODY | {"attempts": "3"}, "attempts", "Expected `int`, got `str`"),
+        (BODY | {"tests": BODY["tests"] | {"wants": 1}}, "wants", "unknown field `wants` - at `$.tests`"),
+        (BODY | {"type": "task.cancelled.v1"}, "type", "Invalid value 'task.cancelled.v1'"),
+        ("{\n\n!", 3, "Expecting property name"),
+        ("[1]", None, "Expected `object`, got `array`"),
+    ],
+)
+def test_a_fault_in_a_task_file_is_one_line_that_names_its_place(
+    value: object, line: str | int | None, reason: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path, value)
+    if isinstance(line, str):
+        line = next(at for at, text in enumerate(path.read_text().splitlines(), 1) if f'"{line}"' in text)
+    with pytest.raises(TaskFileError) as caught:
+        load_task_file(path)
+    assert str(caught.value).startswith(f"{path}:{line}: " if line else f"{path}: ")
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match="neither a directory nor"):
+        load_task_file(saved(tmp_path, BODY, "task.yaml"))
+    with pytest.raises(TaskFileError, match="is missing"):
+        load_sources([tmp_path / "nothing.json"])
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"task_id": ""}, "task_id: "),
+        ({"task_id": "a\nb"}, "task_id: "),
+        ({"instruction": " \n"}, "instruction: is empty"),
+        ({"attempts": 0}, "attempts: 0"),
+        ({"attempts": -3}, "attempts: -3"),
+        ({"attempts": 10**9}, "attempts: 1000000000"),
+        ({"attempts": 1}, "no baseline"),
+        ({"deadline_seconds": 0.0}, "deadline_seconds: 0"),
+        ({"temperature": -1.0}, "temperature: -1"),
+        ({"policy_version": -1}, "policy_version: -1"),
+        ({"files": {"../x": ""}}, "'../x' is no relative path"),
+        ({"files": {"/etc/passwd": ""}}, "no relative path"),
+        ({"files": {"a/.git/HEAD": ""}}, "history"),
+        ({"files": {"a": "", "a/b": ""}}, "'a' is a file and, in 'a/b', a folder"),
+        ({"budget": {"max_turns": 0}}, "budget.max_turns: 0"),
+        ({"tests": None}, "exactly one of the two"),
+        ({"script": {"files": {}}}, "exactly one of the two"),
+        ({"tests": BODY["tests"] | {"fail_to_pass": []}}, "FAIL_TO_PASS is empty"),
+        ({"tests": BODY["tests"] | {"fail_to_pass": ["add"]}}, "'add', which is no case"),
+    ],
+)
+def test_a_task_that_cannot_run_is_refused_by_the_field(change: dict[str, Any], fault: str) -> None:
+    assert refusal(msgspec.convert(BODY, TaskPublished)) is None
+    assert fault in (refusal(msgspec.convert(BODY | change, TaskPublished)) or "")
+
+
+def test_more_attempts_than_a_deployment_can_hold_are_refused_there() -> None:
+    task = msgspec.convert(BODY | {"attempts": 9}, TaskPublished)
+    assert refusal(task) is None
+    assert refusal(task, max_attempts=8) == "attempts: 9, expected 1 to 8"
+
+
+def test_options_win_over_the_files_and_a_key_for_several_tasks_stays_apart(tmp_path: Path) -> None:
+    first = saved(tmp_path, BODY)
+    second = saved(tmp_path, BODY | {"task_id": "other"}, "other.json")
+    options = Options(
+        attempts=3, deadline_seconds=5.0, priority=-2, policy_version=4, purpose="eval", idempotency_key="k"
+    )
+    (alone,), _ = load_sources([first], options)
+    assert (alone.attempts, alone.deadline_seconds, alone.priority) == (3, 5.0, -2)
+    assert (alone.policy_version, alone.purpose, alone.idempotency_key) == (4, "eval", "k")
+    both, _ = load_sources([first, second], options)
+    assert [task.idempotency_key for task in both] == ["k/add", "k/other"]
+    with pytest.raises(TaskNotPublishable, match="'add' is given 2 times"):
+        load_sources([first, first])
+
+
+def test_one_broken_source_refuses_them_all(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    for index in range(2):
+        spec = as_spec(make_task("train", 3, index))
+        write_task_dir(spec, tasks / spec.name)
+    good, _ = load_sources([tasks, saved(tmp_path, BODY)])
+    assert len(good) == 3
+    with pytest.raises(BrokenTasks, match="1 of 3"):
+        load_sources([tasks, saved(tmp_path, "{", "broken.json")])
+    (tasks / spec.name / "instruction.md").unlink()
+    with pytest.raises(BrokenTasks, match="1 of 3"):
+        load_sources([tasks, saved(tmp_path, BODY)])
+
+
+def test_an_empty_instruction_by_option_is_found_before_anything_is_published(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="no baseline"):
+        load_sources([saved(tmp_path, BODY)], Options(attempts=1))
