@@ -9,18 +9,18 @@ from odradek.actors.environment.ns import cgroup, seccomp
 from odradek.actors.environment.ns.limits import plan
 from odradek.actors.environment.protocol import Limit, Limits
 
-ALL = Limits(cpus=Limit(0.5), memory_bytes=Limit(1 << 20), pids=Limit(8), disk_bytes=Limit(1 << 20))
+ALL = Limits(cpus=Limit(0.5), memory_bytes=Limit(64 << 20), pids=Limit(8), disk_bytes=Limit(1 << 20))
 
 
 def test_cgroups_are_taken_where_they_are() -> None:
     found = plan(ALL, has_cgroup=True)
-    assert found.cgroup == {"cpu": 0.5, "memory": 1 << 20, "pids": 8}
+    assert found.cgroup == {"cpu": 0.5, "memory": 64 << 20, "pids": 8}
     assert (found.rlimits, found.processors) == ({"disk_bytes": 1 << 20}, [])
 
 
 def test_rlimits_hold_what_accepts_them() -> None:
     found = plan(ALL, has_cgroup=False)
-    assert found.rlimits == {"memory_bytes": 1 << 20, "pids": 8, "disk_bytes": 1 << 20}
+    assert found.rlimits == {"memory_bytes": 64 << 20, "pids": 8, "disk_bytes": 1 << 20}
     assert found.cgroup == {}
 
 
@@ -28,6 +28,11 @@ def test_rlimits_hold_what_accepts_them() -> None:
 def test_a_demand_for_cgroups_is_refused_without_them(name: str) -> None:
     with pytest.raises(SandboxSpecError, match=name):
         plan(Limits(**{name: Limit(4, weakest="cgroup")}), has_cgroup=False)
+
+
+def test_address_space_too_small_for_any_command_is_refused() -> None:
+    with pytest.raises(SandboxSpecError, match="memory_bytes"):
+        plan(Limits(memory_bytes=Limit(1 << 20)), has_cgroup=False)
 
 
 @pytest.mark.parametrize("amount", [0, -1, float("inf"), float("nan")])

@@ -1,35 +1,31 @@
-"""Process 1 of a sandbox: builds its root, then starts and ends commands for the driver.
+"""Process 1 of a sandbox: builds its root, then has commands started and ends them, for the driver.
 
 It is our code, forked from the zygote into new namespaces; it alone keeps capabilities there, so that no command can
 trace it, and the kernel lets nothing inside signal it. It ends, and with it every process of the sandbox, when the
 driver closes its socket or dies, or when the zygote dies.
 
-Life of a command: init forks a supervisor S, S forks the command C. S is a subreaper: whatever C starts, however it
-detaches, stays below S, so that S's descendants are exactly the command's processes. S reports C's end through a pipe
-and lives until its last descendant is gone. Killing a command means: stop all descendants until no new ones appear (a
-stopped process can't fork), then kill them. A process that a command managed to orphan from its S (by killing S) is
-killed as soon as init sees it.
+A command runs below a supervisor (`supervisor.py`), a free one or a new one. Killing a command means: stop all of its
+supervisor's descendants until no new ones appear (a stopped process can't fork), then kill them; its end is told when
+the last is gone. A process that a command orphaned, by killing its supervisor, is killed as soon as init sees it.
 
-Messages in: exec, kill, signal, open, count. Messages out: ready or failed once, then exit for each exec and a reply
-with the request's `rid` for the others. A reply may carry one descriptor.
+Messages in: exec, kill, signal, count. Messages out: ready or failed once; exit and then over for each exec; a reply
+with the request's `rid` for the others.
 """
 
 # ruff: noqa: PTH102, PTH123, PTH208, PTH211 - process 1 works with descriptors and plain strings, and starts often
 
 import contextlib
-import errno
 import fcntl
 import os
-import resource
 import select
 import signal
 import socket
 import struct
-import sys
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from odradek.actors.environment.ns import linux, wire
+from odradek.actors.environment.ns.supervisor import run_supervisor
 
 INSIDE_UID = 1000
 """The sandbox's only user, `agent`."""
@@ -42,34 +38,29 @@ SUPERVISOR_GRACE_S = 2.0
 """Seconds that a supervisor may take to collect its killed descendants. Too low: its children are left to init, which
 costs only accounting; too high: a hung kernel call delays the answer to a time-out."""
 
-OOM_SCORE = "800"
-"""Commands are killed first when memory ends: before init, whose end is the sandbox's, and before the host."""
+KEPT_SUPERVISORS = 2
+"""Free supervisors kept for the next commands. Too low: a fork for each parallel command; too high: 1 MB each."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
-SPAWN_FAILED = 127
-
-_RLIMITS = {
-    "memory_bytes": resource.RLIMIT_AS,
-    "pids": resource.RLIMIT_NPROC,
-    "disk_bytes": resource.RLIMIT_FSIZE,
-}
-
 Message = wire.Message
 
 
-class Running:
-    """One exec: its supervisor, the pipe on which that reports, and the deadline."""
+class Supervisor:
+    """A supervisor as init sees it, with the command below it, if any."""
 
-    def __init__(self, exec_id: int, supervisor: int, status_fd: int, deadline: float | None) -> None:
-        self.exec_id = exec_id
-        self.supervisor = supervisor
-        self.status_fd = status_fd
-        self.deadline = deadline
-        self.reported = False
-        self.status = 0
-        self.timed_out = False
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid = pid
+        self.sock = sock
+        self.exec_id: int | None = None
+        self.deadline: float | None = None
+        self.status: int | None = None
+        self.timed_out = self.told = False
         self.killed_at: float | None = None
-        self.told = False
+
+    def take(self, exec_id: int, deadline: float | None) -> None:
+        self.exec_id, self.deadline = exec_id, deadline
+        self.status, self.killed_at = None, None
+        self.timed_out = self.told = False
 
 
 def run_init(sock: socket.socket, spec: Message, program: bytes) -> NoReturn:
@@ -136,13 +127,14 @@ def _write(path: str, text: str) -> None:
 
 
 class Init:
-    """The loop of process 1. Waits for: a message, a supervisor's report, a child's death, the next deadline."""
+    """The loop of process 1. Waits for: the driver, a supervisor, a child's death, the next deadline."""
 
     def __init__(self, sock: socket.socket, spec: Message, program: bytes) -> None:
         self.sock = sock
         self.spec = spec
         self.program = program
-        self.running: dict[int, Running] = {}
+        self.supervisors: dict[int, Supervisor] = {}
+        """By the descriptor of its socket."""
         self.poll = select.poll()
         self.poll.register(sock, select.POLLIN)
         self.wake_r, self.wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -152,8 +144,7 @@ class Init:
 
     def loop(self) -> None:
         while True:
-            ready = self.poll.poll(self._patience())
-            for fd, _ in ready:
+            for fd, _ in self.poll.poll(self._patience()):
                 if fd == self.sock.fileno():
                     received = wire.receive(self.sock)
                     if received is None:
@@ -162,14 +153,14 @@ class Init:
                 elif fd == self.wake_r:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self.wake_r, 4096)
-                else:
-                    self._report(fd)
-            self._reap()
+                    _reap()
+                elif fd in self.supervisors:
+                    self._listen(self.supervisors[fd])
             self._enforce_deadlines()
 
     def _patience(self) -> float | None:
-        times = [r.deadline for r in self.running.values() if r.deadline is not None and not r.reported]
-        times += [r.killed_at + SUPERVISOR_GRACE_S for r in self.running.values() if r.killed_at is not None]
+        times = [s.deadline for s in self.supervisors.values() if s.deadline is not None]
+        times += [s.killed_at + SUPERVISOR_GRACE_S for s in self.supervisors.values() if s.killed_at is not None]
         return max(0.0, (min(times) - time.monotonic()) * 1000 + 1) if times else None
 
     def _handle(self, message: Message, fds: list[int]) -> None:
@@ -177,109 +168,127 @@ class Init:
         if kind == "exec":
             self._exec(message, fds)
         elif kind == "kill":
-            running = self.running.get(message["id"])
-            if running is not None:
-                self._kill(running)
+            for supervisor in self.supervisors.values():
+                if supervisor.exec_id == message["id"]:
+                    self._kill(supervisor)
         elif kind == "signal":
             for pid in self._commands():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, message["signal"])
-            self._reply(message)
+            wire.send(self.sock, {"rid": message["rid"]})
         elif kind == "count":
-            self._reply(message, count=len(self._commands()))
+            wire.send(self.sock, {"rid": message["rid"], "count": len(self._commands())})
         for fd in fds:
             os.close(fd)
 
-    def _reply(self, message: Message, **fields: Any) -> None:
-        wire.send(self.sock, {"rid": message["rid"], **fields})
-
     def _exec(self, message: Message, fds: list[int]) -> None:
-        status_r, status_w = os.pipe2(os.O_CLOEXEC)
-        try:
-            pid = os.fork()
-        except OSError as error:
-            os.close(status_r)
-            os.close(status_w)
-            wire.send(self.sock, {"ev": "exit", "id": message["id"], "error": f"fork: {error}"})
-            return
-        if pid == 0:
-            _supervise(self, message, fds, status_w)
-        os.close(status_w)
         timeout = message["timeout"]
         deadline = None if timeout is None else time.monotonic() + timeout
-        self.running[message["id"]] = Running(message["id"], pid, status_r, deadline)
-        self.poll.register(status_r, select.POLLIN)
-
-    def _report(self, fd: int) -> None:
-        """A supervisor wrote its command's status, or died without. Of a killed command the end is told only when all
-        its descendants are gone.
-        """
-        running = next(r for r in self.running.values() if r.status_fd == fd)
-        data = os.read(fd, 4)
-        running.status = struct.unpack("i", data)[0] if len(data) == 4 else int(signal.SIGKILL)
-        self.poll.unregister(fd)
-        os.close(fd)
-        running.status_fd = -1
-        running.reported = True
-        if running.killed_at is None:
-            self._tell(running)
-
-    def _tell(self, running: Running) -> None:
-        message = {"id": running.exec_id, "status": running.status, "timed_out": running.timed_out}
-        wire.send(self.sock, {"ev": "exit", **message})
-        running.told = True
-
-    def _reap(self) -> None:
-        supervisors = {r.supervisor: r for r in self.running.values()}
-        died = False
-        while True:
+        for _ in range(2):
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            running = supervisors.get(pid)
-            if running is not None:
-                died = True
-                if not running.reported:
-                    self._report(running.status_fd)
-                if not running.told:
-                    self._tell(running)
-                del self.running[running.exec_id]
-                wire.send(self.sock, {"ev": "over", "id": running.exec_id})
-        if died:
-            self._kill_orphans()
+                supervisor = self._free_supervisor()
+                wire.send(supervisor.sock, message, tuple(fds))
+            except ConnectionError:
+                self._lost(supervisor)  # a free one was killed from inside: take another
+                continue
+            except OSError as error:
+                wire.send(self.sock, {"ev": "exit", "id": message["id"], "error": f"supervisor: {error}"})
+                return
+            supervisor.take(message["id"], deadline)
+            return
+        wire.send(self.sock, {"ev": "exit", "id": message["id"], "error": "supervisors are killed as they start"})
 
-    def _kill_orphans(self) -> None:
-        """End whatever is a child of init and no supervisor: its supervisor was killed from inside."""
-        supervisors = {r.supervisor for r in self.running.values()}
-        for pid in _children(_parents(), 1) - supervisors:
+    def _free_supervisor(self) -> Supervisor:
+        for supervisor in self.supervisors.values():
+            if supervisor.exec_id is None:
+                return supervisor
+        ours, theirs = wire.pair()
+        pid = os.fork()
+        if pid == 0:
+            self.sock.close()
+            ours.close()
+            for other in self.supervisors.values():
+                other.sock.close()
+            run_supervisor(theirs, self.spec, self.program)
+        theirs.close()
+        supervisor = self.supervisors[ours.fileno()] = Supervisor(pid, ours)
+        self.poll.register(ours, select.POLLIN)
+        return supervisor
+
+    def _listen(self, supervisor: Supervisor) -> None:
+        received = wire.receive(supervisor.sock)
+        if received is None:
+            self._lost(supervisor)
+        elif "status" in received[0]:
+            supervisor.status = received[0]["status"]
+            supervisor.deadline = None
+            if supervisor.killed_at is None:
+                self._tell(supervisor)
+        else:
+            self._over(supervisor)
+
+    def _over(self, supervisor: Supervisor) -> None:
+        """Its command has no process any more."""
+        if supervisor.exec_id is None:
+            return
+        if not supervisor.told:
+            self._tell(supervisor)
+        wire.send(self.sock, {"ev": "over", "id": supervisor.exec_id})
+        supervisor.exec_id = supervisor.deadline = supervisor.killed_at = None
+        free = [other for other in self.supervisors.values() if other.exec_id is None]
+        if len(free) > KEPT_SUPERVISORS:
+            self._forget(supervisor)  # it sees its socket close and ends
+
+    def _lost(self, supervisor: Supervisor) -> None:
+        self._forget(supervisor)
+        _reap()
+        parents = _parents()
+        for pid in _children(parents, 1) - {other.pid for other in self.supervisors.values()}:
             _kill_below(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._over(supervisor)
 
-    def _kill(self, running: Running) -> None:
-        _kill_below(running.supervisor)
-        running.killed_at = time.monotonic()
+    def _forget(self, supervisor: Supervisor) -> None:
+        if self.supervisors.pop(supervisor.sock.fileno(), None) is not None:
+            self.poll.unregister(supervisor.sock)
+            supervisor.sock.close()
+
+    def _tell(self, supervisor: Supervisor) -> None:
+        """The command's end. Without a status its supervisor was killed, and the command with it."""
+        status = int(signal.SIGKILL) if supervisor.status is None else supervisor.status
+        message = {"id": supervisor.exec_id, "status": status, "timed_out": supervisor.timed_out}
+        wire.send(self.sock, {"ev": "exit", **message})
+        supervisor.told = True
+
+    def _kill(self, supervisor: Supervisor) -> None:
+        _kill_below(supervisor.pid)
+        supervisor.killed_at = time.monotonic()
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
-        for running in list(self.running.values()):
-            if not running.reported and running.deadline is not None and now >= running.deadline:
-                running.timed_out = True
-                running.deadline = None
-                self._kill(running)
-            if running.killed_at is not None and now >= running.killed_at + SUPERVISOR_GRACE_S:
-                running.killed_at = None
-                _kill_below(running.supervisor)
+        for supervisor in list(self.supervisors.values()):
+            if supervisor.deadline is not None and now >= supervisor.deadline:
+                supervisor.timed_out = True
+                supervisor.deadline = None
+                self._kill(supervisor)
+            elif supervisor.killed_at is not None and now >= supervisor.killed_at + SUPERVISOR_GRACE_S:
+                supervisor.killed_at = None
+                _kill_below(supervisor.pid)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(running.supervisor, signal.SIGKILL)
+                    os.kill(supervisor.pid, signal.SIGKILL)
 
     def _commands(self) -> list[int]:
         """Every process of the sandbox that is neither init nor a supervisor."""
-        own = {1} | {r.supervisor for r in self.running.values()}
+        own = {1} | {supervisor.pid for supervisor in self.supervisors.values()}
         return [pid for pid in _parents() if pid not in own]
+
+
+def _reap() -> None:
+    """Collect what has died and was init's child: supervisors and orphans. Their sockets tell the rest."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _parents() -> dict[int, int]:
@@ -326,63 +335,3 @@ def _kill_below(pid: int) -> None:
     for descendant in stopped:
         with contextlib.suppress(ProcessLookupError):
             os.kill(descendant, signal.SIGKILL)
-
-
-def _supervise(init: Init, message: Message, fds: list[int], status_w: int) -> NoReturn:
-    """The supervisor: starts the command, reports its end, outlives its last descendant."""
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        init.sock.close()
-        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-        command = os.fork()
-        if command == 0:
-            _command(init, message, fds)
-        for fd in fds:
-            os.close(fd)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, 0)
-            except ChildProcessError:
-                break
-            if pid == command:
-                os.write(status_w, struct.pack("i", status))
-                os.close(status_w)
-    except BaseException as error:
-        print(f"supervisor: {error}", file=sys.stderr)
-    os._exit(0)
-
-
-def _command(init: Init, message: Message, fds: list[int]) -> NoReturn:
-    """The command: gives up everything it may not have, then becomes the program."""
-    try:
-        os.setsid()
-        os.umask(0o022)
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(fds[0], 1)
-        os.dup2(fds[-1], 2)
-        for number in range(1, signal.NSIG):
-            if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
-                with contextlib.suppress(OSError, ValueError):
-                    signal.signal(number, signal.SIG_DFL)
-        for name, amount in init.spec["rlimits"].items():
-            resource.setrlimit(_RLIMITS[name], (amount, amount))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _write("/proc/self/oom_score_adj", OOM_SCORE)
-        if init.spec["processors"]:
-            os.sched_setaffinity(0, init.spec["processors"])
-        linux.close_from(3)
-        linux.drop_capabilities()
-        linux.install_filter(init.program)
-        os.chdir(message["cwd"])
-        argv = message["argv"]
-        os.execvpe(argv[0], argv, message["env"])
-    except OSError as error:
-        what = message["cwd"] if error.errno == errno.ENOTDIR else message["argv"][0]
-        os.write(2, f"sandbox: {error.filename or what}: {error.strerror}\n".encode(errors="backslashreplace"))
-    except BaseException as error:
-        os.write(2, f"sandbox: {error}\n".encode(errors="backslashreplace"))
-    os._exit(SPAWN_FAILED)

@@ -15,6 +15,9 @@ from odradek.actors.environment.protocol import Enforcement, Limits, SandboxSpec
 MAX_LIFETIME_S = 7 * 24 * 3600.0
 """Seconds a sandbox may be asked to live. Too low: long sessions are rebuilt for nothing; too high: leaks stay."""
 
+MIN_ADDRESS_SPACE = 64 << 20
+"""Bytes of address space below which not even the process that starts commands can run."""
+
 _CONTROLLER: dict[str, Controller] = {"memory_bytes": "memory", "pids": "pids", "cpus": "cpu"}
 
 
@@ -54,6 +57,8 @@ def plan(limits: Limits, has_cgroup: bool, turn: int = 0) -> Plan:
             if limit.amount < len(usable):
                 start = turn % len(usable)
                 result.processors.extend((usable[start:] + usable[:start])[: math.ceil(limit.amount)])
+        elif name == "memory_bytes" and limit.amount < MIN_ADDRESS_SPACE:
+            raise SandboxSpecError(f"limit {name}: {limit.amount:g} by rlimit; at least {MIN_ADDRESS_SPACE} is needed")
         else:
             result.rlimits[name] = int(limit.amount)
     return result
