@@ -1,7 +1,7 @@
 """A run as a fold of groups, rewards, batches, weights and replicas. Pure: the same log gives the same numbers.
 
 Numbers say what they count: a rate has its trials beside it; nothing is smoothed here. Sessions are booked under the
-oldest version that sampled any of their tokens.
+oldest version that sampled any of their tokens. Order and windows follow the log (`clock.py`), never a sender's clock.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from odradek.infra.observe.clock import LogClock, Suspect
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
-from odradek.streams.events.groups import GroupDiscarded, GroupOpened, GroupSealed
+from odradek.streams.events.groups import GroupDiscarded, GroupOpened, GroupSealed, LaneConfigured
 from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 from odradek.streams.events.weights import CurrentWeights, ReplicaReported, VersionPublished
@@ -71,6 +72,18 @@ class Step:
     time_ms: int
     metrics: dict[str, float]
     batch_id: str
+    lane: str = ""
+    seconds: float = 0.0
+    """From the later of its batch's assembly and the previous commit to its own: computing and uploading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """One verdict of a grader, in time."""
+
+    at: int
+    partition: int
+    milliseconds: float
 
 
 @dataclass(slots=True)
@@ -90,7 +103,20 @@ class RunFold:
     discarded: Counter[str] = field(default_factory=Counter)
     discarded_tokens: list[int] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    lost_lengths: dict[str, list[int]] = field(default_factory=dict)
+    """Sampled tokens of each finished member of groups that were not trained on, by reason."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Members of batches by versions between their oldest token and the version that was trained."""
+    masked_tokens: int = 0
+    """Tokens left out of the objective because they were staler than the bound."""
+    lanes: dict[str, LaneConfigured] = field(default_factory=dict)
+    seals: dict[str, list[int]] = field(default_factory=dict)
+    """By lane the offsets of its sealed RL groups."""
+    gradings: list[Grading] = field(default_factory=list)
+    clocks: dict[tuple[str, int], LogClock] = field(default_factory=dict)
+    """By (topic, partition)."""
     ungraded: Counter[str] = field(default_factory=Counter)
+    ungraded_sessions: set[str] = field(default_factory=set)
     batches: dict[str, BatchAssembled] = field(default_factory=dict)
     batch_refs: dict[str, RecordRef] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -99,6 +125,9 @@ class RunFold:
     current: int | None = None
     loaded: dict[str, set[int]] = field(default_factory=dict)
     """Replica to every version it reported as loaded."""
+    replicas: dict[str, ReplicaReported] = field(default_factory=dict)
+    """The newest report of each replica."""
+    _batch_times: dict[str, int] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
     def apply(self, ref: RecordRef, event_id: str, meta: Meta, body: Any, time_ms: int) -> None:
@@ -107,6 +136,35 @@ class RunFold:
             return
         self._seen.add(event_id)
         self.events[body.__struct_config__.tag] += 1
+        clock = self.clocks.setdefault((ref.topic, ref.partition), LogClock(ref.topic, ref.partition))
+        at = clock.add(ref.offset, time_ms)
+        match body:
+            case LaneConfigured():
+                self.lanes[body.lane] = body
+            case GroupOpened() | GroupSealed() | GroupDiscarded():
+                self._group(ref, body)
+            case RewardAssigned():
+                self.gradings.append(Grading(at, ref.partition, body.grading_ms))
+                self._reward(meta, body)
+            case RewardUngraded():
+                self.ungraded[body.cause[:80]] += 1
+                self.ungraded_sessions.add(body.session_id)
+            case BatchAssembled():
+                self._batch(ref, body, time_ms)
+            case StepCompleted():
+                self._step(body, time_ms)
+            case VersionPublished():
+                self.published[body.version] = time_ms
+            case CurrentWeights():
+                self.current = body.version
+            case ReplicaReported():
+                self.replicas[body.replica] = body
+                if body.healthy:
+                    self.loaded.setdefault(body.replica, set()).add(body.version)
+            case _:
+                pass
+
+    def _group(self, ref: RecordRef, body: GroupOpened | GroupSealed | GroupDiscarded) -> None:
         match body:
             case GroupOpened():
                 self.groups[body.group_id] = body
@@ -114,28 +172,31 @@ class RunFold:
             case GroupSealed():
                 self.open_groups.discard(body.group_id)
                 self.sealed += 1
+                group = self.groups.get(body.group_id)
+                if group is None or group.purpose == "rl":
+                    self.seals.setdefault(body.lane, []).append(ref.offset)
             case GroupDiscarded():
                 self.open_groups.discard(body.group_id)
                 self.discarded[body.reason] += 1
                 self.discarded_tokens += body.member_tokens
-            case RewardAssigned():
-                self._reward(meta, body)
-            case RewardUngraded():
-                self.ungraded[body.cause[:80]] += 1
-            case BatchAssembled():
-                self.batches[body.batch_id] = body
-                self.batch_refs[body.batch_id] = ref
-                self.dropped.update(group.reason for group in body.dropped)
-            case StepCompleted():
-                self.steps.append(Step(body.step, time_ms, body.metrics, body.batch_id))
-            case VersionPublished():
-                self.published[body.version] = time_ms
-            case CurrentWeights():
-                self.current = body.version
-            case ReplicaReported() if body.healthy:
-                self.loaded.setdefault(body.replica, set()).add(body.version)
-            case _:
-                pass
+                self.lost_lengths.setdefault(body.reason, []).extend(body.member_tokens)
+
+    def _batch(self, ref: RecordRef, body: BatchAssembled, time_ms: int) -> None:
+        self.batches[body.batch_id] = body
+        self.batch_refs[body.batch_id] = ref
+        self._batch_times[body.batch_id] = time_ms
+        self.dropped.update(group.reason for group in body.dropped)
+        for group in body.dropped:
+            self.lost_lengths.setdefault(group.reason, []).extend(group.sampled_tokens)
+        for member in body.members:
+            self.staleness[body.ordinal - member.oldest_version] += 1
+            self.masked_tokens += member.masked_stale_tokens
+
+    def _step(self, body: StepCompleted, time_ms: int) -> None:
+        previous = next((s.time_ms for s in reversed(self.steps) if s.lane == body.lane), 0)
+        began = max(previous, self._batch_times.get(body.batch_id, time_ms))
+        seconds = max(0, time_ms - began) / 1000
+        self.steps.append(Step(body.step, time_ms, body.metrics, body.batch_id, body.lane, seconds))
 
     def _reward(self, meta: Meta, body: RewardAssigned) -> None:
         self.verdicts.setdefault(body.session_id, body)
@@ -146,3 +207,29 @@ class RunFold:
             self.evaluations.setdefault((version, label), Conduct()).add(body)
         elif meta.origin == "rl":
             self.by_version.setdefault(body.oldest_version, Conduct()).add(body)
+
+    # -- questions ---------------------------------------------------------------------------------------------
+
+    def suspects(self) -> list[Suspect]:
+        """Records whose stamps are not believed, by partition, in log order."""
+        return [suspect for _, clock in sorted(self.clocks.items()) for suspect in clock.suspects()]
+
+    def read_at(self, now_ms: int) -> None:
+        """Tell the clocks when the log was read: no record is from after that."""
+        for clock in self.clocks.values():
+            clock.reader_ms = now_ms
+
+    def unbatched(self, lane: str) -> int:
+        """Sealed RL groups of a lane that no batch has consumed yet: the assembler's lag."""
+        last = max((b.input_offset for b in self.batches.values() if b.lane == lane), default=-1)
+        return sum(offset > last for offset in self.seals.get(lane, []))
+
+    @property
+    def untrained(self) -> int:
+        """Batches without a step: the trainer's lag."""
+        return len(self.batches.keys() - {step.batch_id for step in self.steps})
+
+    def behind(self, replica: str) -> int:
+        """Versions that a replica's newest report lies behind the current one."""
+        report = self.replicas.get(replica)
+        return 0 if report is None or self.current is None else max(0, self.current - report.version)
