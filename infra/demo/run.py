@@ -93,6 +93,8 @@ class Demo:
         self._follower = RunFollower(event_log)
         self._tasks = self._training_tasks()
         self._waiting: list[TaskPublished] = []
+        self.training_began = asyncio.Event()
+        """For observers: the training window is open, or over."""
 
     async def run(self) -> DemoOutcome:
         """The whole job."""
@@ -147,6 +149,7 @@ class Demo:
         """Keep tasks waiting for the length of the window, then let what is under way end."""
         self._say(f"training for {self._settings.train_seconds:.0f} s on fresh tasks")
         end = time.monotonic() + self._settings.train_seconds
+        self.training_began.set()
         last_said = 0.0
         while (now := time.monotonic()) < end:
             fold = await self._follower.refresh()
