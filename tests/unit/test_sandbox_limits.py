@@ -14,8 +14,9 @@ ALL = Limits(cpus=Limit(0.5), memory_bytes=Limit(64 << 20), pids=Limit(8), disk_
 
 def test_cgroups_are_taken_where_they_are() -> None:
     found = plan(ALL, has_cgroup=True)
-    assert found.cgroup == {"cpu": 0.5, "memory": 64 << 20, "pids": 8}
-    assert (found.rlimits, found.processors) == ({"disk_bytes": 1 << 20}, [])
+    assert found.cgroup == {"cpu": 0.5, "memory": 64 << 20}
+    assert (found.rlimits, found.processors) == ({"disk_bytes": 1 << 20, "pids": 8}, [])
+    assert plan(Limits(pids=Limit(8, weakest="cgroup")), has_cgroup=True).cgroup == {"pids": 8}
 
 
 def test_rlimits_hold_what_accepts_them() -> None:

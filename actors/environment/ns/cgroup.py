@@ -6,6 +6,7 @@ only the weaker limits exist here, and a spec that insists on `cgroup` is refuse
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,6 +21,10 @@ class Place(NamedTuple):
 
     version: Literal[1, 2]
     parents: dict[Controller, Path]
+
+    def only(self, controllers: Iterable[Controller]) -> "Place":
+        """The same with some controllers: in v1 each one more is another group to make and enter."""
+        return Place(self.version, {controller: self.parents[controller] for controller in controllers})
 
     def paths(self, name: str) -> list[Path]:
         """The directories of one group, without repetition."""
@@ -88,7 +93,7 @@ def make_parent(place: Place, name: str, owner: int) -> Place:
 
 def make_group(place: Place, name: str, limits: dict[Controller, float]) -> None:
     """A sandbox's group with its limits, before any process is in it."""
-    for path in place.paths(name):
+    for path in place.only(limits).paths(name):
         path.mkdir()
     for controller, amount in limits.items():
         for file, value in _settings(place.version, controller, amount):
@@ -108,9 +113,11 @@ def _settings(version: int, controller: Controller, amount: float) -> list[tuple
     return [("cpu.cfs_period_us", str(CPU_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
 
 
-def enter(place: Place, name: str, pid: int) -> None:
-    """Put a process, and with it all that it will start, into the group."""
-    for path in place.paths(name):
+def enter(place: Place, name: str, pid: int, limits: dict[Controller, float]) -> None:
+    """Put a process, and with it all that it will start, into the group. Takes milliseconds: the kernel waits until no
+    processor is in the middle of a fork.
+    """
+    for path in place.only(limits).paths(name):
         (path / "cgroup.procs").write_text(str(pid))
 
 

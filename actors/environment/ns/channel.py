@@ -118,6 +118,9 @@ class Channel:
                     self._on_event(message, fds)
             elif not future.done():
                 future.set_result(message)
+            if "rid" in message:
+                for fd in fds:  # no reply carries any
+                    os.close(fd)
 
     def _end(self) -> None:
         self.ended = True

@@ -13,7 +13,6 @@ import asyncio
 import os
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,24 +20,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-import psutil
-
 from odradek.actors.environment.errors import (
-    SandboxAdmissionError,
     SandboxInfraError,
     SandboxNotFoundError,
     SandboxSpecError,
 )
 from odradek.actors.environment.ns import cgroup, linux, preflight, wire
+from odradek.actors.environment.ns.admission import NsConfig, admit
 from odradek.actors.environment.ns.host import ZygoteHost
 from odradek.actors.environment.ns.instance import Record, open_instance, reap_dead, start_ticks
+from odradek.actors.environment.ns.layers import Layers
 from odradek.actors.environment.ns.limits import Plan, check_spec, levels, plan
-from odradek.actors.environment.ns.overlay import BaseTree, DigestCache
+from odradek.actors.environment.ns.overlay import DigestCache
 from odradek.actors.environment.ns.removal import remove_cgroups, remove_tree
 from odradek.actors.environment.ns.sandbox import NsSandbox
 from odradek.actors.environment.ns.stack import FrozenStack, FrozenStore, Stack
-from odradek.actors.environment.ns.workspace import base_reader, base_tree
 from odradek.actors.environment.protocol import (
     DEFAULT_DEADLINE_S,
     Capabilities,
@@ -48,31 +44,12 @@ from odradek.actors.environment.protocol import (
     SandboxMetrics,
     SandboxSpec,
 )
-from odradek.sandbox_images.errors import ImageNotFoundError
 from odradek.sandbox_images.store import ImageStore, store_owner
 
 T = TypeVar("T")
 
 FILE_THREADS = 4
 """Threads for file work. Too low: a large diff delays every read; too high: they fight for the interpreter."""
-
-KEPT_BASES = 256
-"""Base trees kept in memory. Too low: each sandbox reads its own; too high: memory, if repositories are large."""
-
-
-MAX_LAYERS = 8
-"""Layers of image and spec together: with `MAX_FROZEN` uppers their paths still fit the kernel's 4 KiB of options."""
-
-
-class NsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much the driver admits."""
-
-    max_sandboxes: int = 1000
-    """Live at once. Each costs about 2 MB and three processes' worth of kernel memory."""
-    min_free_disk_bytes: int = 512 * 1024 * 1024
-    """Below this no sandbox is made. Too low: commands fail for want of space, which looks like the agent's fault."""
-    min_free_memory_bytes: int = 256 * 1024 * 1024
-    """Below this no sandbox is made. Too low: the kernel kills at random."""
 
 
 class _Counters:
@@ -98,7 +75,6 @@ class NsDriver:
         self._plans: dict[str, Plan] = {}
         self._snapshots: dict[str, tuple[SandboxSpec, FrozenStack]] = {}
         self._digests = DigestCache()
-        self._bases: OrderedDict[tuple[str, ...], BaseTree] = OrderedDict()
         self._cgroups: cgroup.Place | None = None
         self._started = self._closed = False
         self._zygote: ZygoteHost | None = None
@@ -118,7 +94,7 @@ class NsDriver:
         self._counters.reaped = await asyncio.to_thread(reap_dead, self._state_dir, parents)
         self._instance = open_instance(self._state_dir, owner)
         self._frozen = FrozenStore(self._instance)
-        self._layers_fd = os.open(self.images.layers_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._layers = Layers(self.images)
         try:
             if place is not None:
                 self._cgroups = preflight.try_cgroups(place, f"odradek-{self._instance.name}", owner)
@@ -237,16 +213,23 @@ class NsDriver:
         finally:
             theirs.close()
         sandbox.pid = reply["pid"]
+        # Meanwhile init builds its root. It starts no command before it is told to, and is told after both.
+        settled = asyncio.to_thread(self._settle, sandbox, limits)
         try:
             async with asyncio.timeout(deadline_s):
-                await ready
+                await asyncio.gather(ready, settled)
         except TimeoutError:
             raise SandboxInfraError(f"sandbox {sandbox.sandbox_id}: not ready within {deadline_s:g} s") from None
-        if self._cgroups is not None:  # init starts no command before it is told to, and is told after this
+
+    def _settle(self, sandbox: NsSandbox, limits: Plan) -> None:
+        """Put the new init into its cgroup and its pid into the record."""
+        if self._cgroups is not None and limits.cgroup:
             try:
-                cgroup.enter(self._cgroups, sandbox.sandbox_id, sandbox.pid)
+                cgroup.enter(self._cgroups, sandbox.sandbox_id, sandbox.pid, limits.cgroup)
             except OSError as error:
                 raise SandboxInfraError(f"sandbox {sandbox.sandbox_id}: cgroup: {error}") from error
+        sandbox.record.pid, sandbox.record.start_ticks = sandbox.pid, start_ticks(sandbox.pid)
+        self._instance.write_record(sandbox.record)
 
     async def stop_init(self, sandbox: NsSandbox) -> None:
         """Kill the sandbox's processes and wait until the kernel has let go of them."""
@@ -299,69 +282,39 @@ class NsDriver:
     async def _create(self, spec: SandboxSpec, below: FrozenStack | None, deadline_s: float) -> NsSandbox:
         check_spec(spec)
         limits = plan(spec.limits, self._cgroups is not None, turn=self._counters.created)
-        layers = self._layers(spec)
-        self._admit()
+        layers = self._layers.of(spec)
+        admit(self._config, len(self._sandboxes), self._instance.fd)
         sandbox_id = f"sb-{secrets.token_hex(8)}"
         record = Record(sandbox_id, dict(spec.labels), time.time(), spec.lifetime_s)
-        self._instance.write_record(record)
         stack = Stack(
             sandbox_id,
             self._instance,
             self._frozen,
             layers,
-            self._base(layers),
-            base_reader(self._layers_fd, layers),
+            self._layers.base(layers),
+            self._layers.reader(layers),
             self._digests,
             below,
         )
-        sandbox = NsSandbox(self, sandbox_id, spec, stack)
+        sandbox = NsSandbox(self, sandbox_id, spec, stack, record)
         self._plans[sandbox_id] = limits
         self._sandboxes[sandbox_id] = self._inits[sandbox_id] = sandbox
         try:
-            await self.in_file_thread(stack.make)
-            if self._cgroups is not None:
-                cgroup.make_group(self._cgroups, sandbox_id, limits.cgroup)
+            await self.in_file_thread(lambda: self._prepare(record, stack))
+            if self._cgroups is not None and limits.cgroup:
+                await asyncio.to_thread(cgroup.make_group, self._cgroups, sandbox_id, limits.cgroup)
             await self.start_init(sandbox, spec.lifetime_s, deadline_s)
         except BaseException as error:
             await self.destroy(sandbox)
             if isinstance(error, OSError):
                 raise SandboxInfraError(f"sandbox {sandbox_id} could not be made: {error}") from error
             raise
-        record.pid, record.start_ticks = sandbox.pid, start_ticks(sandbox.pid)
-        self._instance.write_record(record)
         self._counters.created += 1
         return sandbox
 
-    def _admit(self) -> None:
-        config = self._config
-        if len(self._sandboxes) >= config.max_sandboxes:
-            raise SandboxAdmissionError(f"{len(self._sandboxes)} sandboxes live, {config.max_sandboxes} admitted")
-        disk = os.statvfs(self._instance.fd)
-        free = disk.f_bavail * disk.f_frsize
-        if free < config.min_free_disk_bytes:
-            raise SandboxAdmissionError(f"{free} bytes free below {self._state_dir}, {config.min_free_disk_bytes} kept")
-        memory = psutil.virtual_memory().available
-        if memory < config.min_free_memory_bytes:
-            raise SandboxAdmissionError(f"{memory} bytes of memory available, {config.min_free_memory_bytes} kept")
-
-    def _layers(self, spec: SandboxSpec) -> tuple[str, ...]:
-        try:
-            layers = (*self.images.image(spec.image).layers, *spec.layers)
-            for layer in layers:
-                self.images.layer_path(layer)
-        except ImageNotFoundError as error:
-            raise SandboxSpecError(str(error)) from error
-        if len(layers) > MAX_LAYERS:
-            raise SandboxSpecError(f"{len(layers)} layers of image and spec: at most {MAX_LAYERS}")
-        return layers
-
-    def _base(self, layers: tuple[str, ...]) -> BaseTree:
-        base = self._bases.get(layers)
-        if base is None:
-            base = self._bases[layers] = base_tree(self.images.manifest(layer) for layer in layers)
-            while len(self._bases) > KEPT_BASES:
-                self._bases.popitem(last=False)
-        return base
+    def _prepare(self, record: Record, stack: Stack) -> None:
+        self._instance.write_record(record)  # intent first
+        stack.make()
 
     def _snapshot(self, snapshot_id: str) -> tuple[SandboxSpec, FrozenStack]:
         try:
@@ -394,11 +347,15 @@ class NsDriver:
     async def _clean_up(self, sandbox: NsSandbox) -> None:
         name = sandbox.sandbox_id
         self._inits.pop(name, None)
-        self._plans.pop(name, None)
-        await self.in_file_thread(sandbox.stack.remove)
-        if self._cgroups is not None:
-            remove_cgroups([str(path) for path in self._cgroups.paths(name)])
-        self._instance.forget_record(name)
+        limits = self._plans.pop(name, None)
+        if self._cgroups is not None and limits is not None and limits.cgroup:
+            groups = self._cgroups.only(limits.cgroup).paths(name)
+            await asyncio.to_thread(remove_cgroups, [str(path) for path in groups])
+        await self.in_file_thread(lambda: self._remove(sandbox))
+
+    def _remove(self, sandbox: NsSandbox) -> None:
+        sandbox.stack.remove()
+        self._instance.forget_record(sandbox.sandbox_id)
 
     def _remove_instance(self) -> None:
         remove_tree(self._instance.name, self._instance.state_fd)
@@ -406,7 +363,7 @@ class NsDriver:
         if self._cgroups is not None:
             remove_cgroups([str(path) for path in self._cgroups.paths("")])
         self._instance.close()
-        os.close(self._layers_fd)
+        self._layers.close()
 
 
 def describe_status(status: int) -> str:

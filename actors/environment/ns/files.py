@@ -5,7 +5,8 @@ and its target walked in turn, inside the sandbox's own tree. So a path is eithe
 race with a command inside can at worst reach another file of the same sandbox. Reading a FIFO or a device never blocks:
 only regular files are opened.
 
-Every method is synchronous and belongs in one of the driver's file threads, which act as the sandbox's user.
+Every method is synchronous, belongs in one of the driver's file threads, which act as the sandbox's user, and is called
+under `held`.
 """
 
 import contextlib
@@ -13,13 +14,14 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from odradek.actors.environment.delta import DeltaEntry
-from odradek.actors.environment.errors import SandboxInfraError, SandboxPathError
+from odradek.actors.environment.errors import SandboxGoneError, SandboxInfraError, SandboxPathError
 from odradek.actors.environment.ns.removal import remove_tree
 from odradek.actors.environment.protocol import WORKSPACE, FileStat
 
@@ -43,15 +45,38 @@ class Place(NamedTuple):
 
 
 class WorkspaceFiles:
-    """The workspace behind one open directory, which stays open until `close`."""
+    """The workspace behind one open directory. After `close` it is closed as soon as no call uses it any more: closed
+    under a running call, its number could come to mean another sandbox's directory.
+    """
 
     def __init__(self, workspace: int) -> None:
         self._root = workspace
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._closed = False
 
     def close(self) -> None:
-        if self._root >= 0:
+        with self._lock:
+            unused = not self._closed and self._calls == 0
+            self._closed = True
+        if unused:
             os.close(self._root)
-            self._root = -1
+
+    @contextmanager
+    def held(self) -> Iterator["WorkspaceFiles"]:
+        """For the duration of one or more of the calls below."""
+        with self._lock:
+            if self._closed:
+                raise SandboxGoneError("the sandbox's files are closed")
+            self._calls += 1
+        try:
+            yield self
+        finally:
+            with self._lock:
+                self._calls -= 1
+                last = self._closed and self._calls == 0
+            if last:
+                os.close(self._root)
 
     def read(self, path: str, offset: int, limit: int | None) -> bytes:
         with self._resolved(path) as place:

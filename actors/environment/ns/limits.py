@@ -1,7 +1,8 @@
 """From a spec's limits to what the kernel is told, or to the reason why it can't be.
 
 Each limit names the weakest enforcement that its author accepts. `plan` takes the strongest that this host has; where
-only a weaker one exists than was demanded, the spec is refused.
+only a weaker one exists than was demanded, the spec is refused. Only `pids` is held by rlimit unless a cgroup is
+demanded: the count is as exact there, and entering a cgroup takes longer than making a sandbox.
 """
 
 import math
@@ -50,7 +51,7 @@ def plan(limits: Limits, has_cgroup: bool, turn: int = 0) -> Plan:
                 f"limit {name} demands 'cgroup', this host offers {list(offered[name])}: "
                 "accept 'rlimit', or run where a cgroup with the memory, pids and cpu controllers is writable"
             )
-        if "cgroup" in offered[name]:
+        if "cgroup" in offered[name] and (name != "pids" or limit.weakest == "cgroup"):
             result.cgroup[_CONTROLLER[name]] = limit.amount
         elif name == "cpus":
             usable = sorted(os.sched_getaffinity(0))

@@ -23,6 +23,7 @@ from odradek.actors.environment.ns.channel import Channel
 from odradek.actors.environment.ns.commands import Commands, OnText
 from odradek.actors.environment.ns.execution import Execution
 from odradek.actors.environment.ns.files import WorkspaceFiles
+from odradek.actors.environment.ns.instance import Record
 from odradek.actors.environment.ns.limits import MAX_LIFETIME_S
 from odradek.actors.environment.protocol import (
     DEFAULT_DEADLINE_S,
@@ -43,15 +44,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FILES_DEADLINE_S = 120.0
+"""Seconds a call on files may take. Too low: a large workspace can't be read; too high: a dead disk hangs calls."""
+
 
 class NsSandbox:
     """See `protocol.Sandbox`. Made by the driver only."""
 
-    def __init__(self, driver: "NsDriver", sandbox_id: str, spec: SandboxSpec, stack: "Stack") -> None:
+    def __init__(self, driver: "NsDriver", sandbox_id: str, spec: SandboxSpec, stack: "Stack", record: Record) -> None:
         self._driver = driver
         self._id = sandbox_id
         self._spec = spec
         self.stack = stack
+        self.record = record
         self.pid = 0
         self.gone = asyncio.Event()
         self.created_at = time.monotonic()
@@ -187,8 +192,7 @@ class NsSandbox:
         return await self._on_files(lambda files: files.download(path))
 
     async def diff(self, *, incremental: bool = False) -> Delta:
-        async with self._use():
-            return await self._driver.in_file_thread(lambda: self.stack.diff(incremental))
+        return await self._on_files(lambda _: self.stack.diff(incremental))
 
     async def apply(self, delta: Delta, fetch: FetchContent | None = None) -> None:
         check(delta)
@@ -210,7 +214,21 @@ class NsSandbox:
             files = self._files
             if files is None:
                 raise SandboxGoneError(f"sandbox {self._id}: {self._why_gone or 'it has no init'}")
-            return await self._driver.in_file_thread(lambda: work(files))
+
+            def run() -> T:
+                with files.held():
+                    return work(files)
+
+            try:
+                async with asyncio.timeout(FILES_DEADLINE_S):
+                    return await self._driver.in_file_thread(run)
+            except TimeoutError:
+                raise SandboxInfraError(f"sandbox {self._id}: file call not done in {FILES_DEADLINE_S:g} s") from None
+            except (OSError, SandboxInfraError) as error:
+                self._alive()  # destroyed under the call: say that
+                if isinstance(error, OSError):
+                    raise SandboxInfraError(f"sandbox {self._id}: {error}") from error
+                raise
 
     # --- copies and state ---
 
@@ -223,6 +241,8 @@ class NsSandbox:
                 if self._commands.running or await self._processes():
                     return await self._snapshot_running()
                 return await self._snapshot_still()
+            except OSError as error:
+                raise SandboxInfraError(f"sandbox {self._id}: its files could not be frozen: {error}") from error
             finally:
                 self._gate.set()
 

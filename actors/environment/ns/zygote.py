@@ -193,7 +193,8 @@ def main() -> NoReturn:
         {pinned: build_filter(pin_processors=pinned) for pinned in (False, True)},
     )
     gc.collect()
-    gc.freeze()  # what is shared with every init must not be written to by their collectors
+    gc.freeze()
+    gc.disable()  # a collector would write to, and so copy, the memory that all inits share
     wire.send(zygote.sock, {"ev": "up"})
     try:
         zygote.loop()
