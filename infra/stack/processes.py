@@ -2,8 +2,9 @@
 
 A pid alone names nothing: it may be given again after a crash or a reboot. So every process is remembered as
 (pid, start time, boot), is signalled through a pidfd that was checked against that name, and is never touched when the
-name no longer fits. What a component's processes start in turn (Ray's workers, say) carries the component's mark in its
-environment, so `marked` finds it even when the launcher was killed before it could write anything down.
+name no longer fits. What a component's processes start in turn carries the component's mark in its environment, so
+`marked` finds it even when the launcher was killed before it could write anything down; `in_session` finds what has
+written over its environment.
 """
 
 from __future__ import annotations
@@ -81,6 +82,33 @@ def marked(prefix: str) -> list[ProcessName]:
         if name is not None and any(item.startswith(wanted) for item in environment.split(b"\0")):
             found.append(name)
     return [name for name in found if name.pid != os.getpid() and alive(name)]
+
+
+def in_session(leader: ProcessName) -> list[ProcessName]:
+    """Every process in the session that `leader` began, the leader included or long gone.
+
+    For processes that lost their mark: whoever sets a title (Ray's agents and workers do) writes over its environment.
+    A session's number can't be given to another process while a member lives; if a process with that pid but another
+    start time exists, the session is somebody else's.
+    """
+    if leader.boot != boot_id():
+        return []
+    holder = name_of(leader.pid)
+    if holder is not None and holder != leader:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        name = name_of(int(entry.name)) if entry.name.isdigit() else None
+        if name is not None and name.start_ticks >= leader.start_ticks and _session_of(name.pid) == leader.pid:
+            found.append(name)
+    return [name for name in found if name.pid != os.getpid() and alive(name)]
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def spawn(

@@ -223,8 +223,10 @@ class Stack:
         known = state.components.get(component)
 
         def find() -> list[processes.ProcessName]:
-            recorded = [name for name in (known.processes if known else ()) if processes.alive(name)]
-            return sorted({*processes.marked(mark), *recorded}, key=lambda name: name.pid)
+            began = known.processes if known else ()
+            recorded = [name for name in began if processes.alive(name)]
+            followers = [name for leader in began for name in processes.in_session(leader)]
+            return sorted({*processes.marked(mark), *recorded, *followers}, key=lambda name: name.pid)
 
         left = processes.end_all(find, Deadline(STOP_DEADLINE_S), grace_s)
         if left:

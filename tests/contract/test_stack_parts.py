@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -158,3 +159,15 @@ def test_a_zombie_counts_as_dead_and_a_name_fits_one_process_only() -> None:
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet collected
         assert processes.name_of(child.pid) is None
+
+
+def test_a_process_that_wrote_over_its_environment_is_still_found(tmp_path: Path) -> None:
+    """Ray's agents set a title, which erases the mark from /proc/PID/environ; their session still names them."""
+    program = "import os, subprocess, sys; subprocess.Popen(['env', '-i', 'sleep', '600']); print(flush=True)"
+    leader = processes.spawn([sys.executable, "-c", program], mark="t/x", log=tmp_path / "log", cwd=tmp_path)
+    name = processes.name_of(leader.pid)
+    assert name is not None
+    leader.wait(30)
+    found = processes.in_session(name)
+    assert len(found) == 1 and not processes.marked("t/x")
+    assert processes.send(found[0], signal.SIGKILL)
