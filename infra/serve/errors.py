@@ -1,0 +1,40 @@
+"""Errors of serving a person. Each leaves the person's folder as it was, and says so where that is not obvious."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from odradek.infra.errors import InfraError
+
+
+class ServeError(InfraError):
+    """Base of what goes wrong between a person's folder and a session."""
+
+
+class FolderRefused(ServeError):
+    """The folder can't be copied as it stands: too large, not a directory, or git does not answer."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ThroughLink(ServeError):
+    """A path goes through a symbolic link, so that following it could leave the folder."""
+
+
+class ApplyConflict(ServeError):
+    """The folder is no longer what was copied. Nothing was changed; the conflicting paths are named."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, conflicts: list[str]) -> None:
+        self.conflicts = conflicts
+        shown = "; ".join(conflicts[:8]) + (f"; and {len(conflicts) - 8} more" if len(conflicts) > 8 else "")
+        super().__init__(f"nothing was changed, because the folder is not what was copied any more: {shown}")
+
+
+class ApplyFailed(ServeError):
+    """The host refused a step (disk full, no permission). What had been done was undone."""
+
+
+class SessionFault(ServeError):
+    """The session could not be served to its end: a fault of ours, never the agent's."""
