@@ -3,44 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import click
 
 from odradek.infra.cli.context import CaseFailed, Context, command_options
 
+if TYPE_CHECKING:
+    from odradek.infra.config.tree import Config
+    from odradek.infra.demo.run import DemoOutcome
+
 
 @click.command
 @command_options
 @click.option("--keep", is_flag=True, help="Leave the services and actors running at the end.")
-def command(context: Context, keep: bool) -> None:
+@click.option(
+    "--bench", is_flag=True, help="Three seeds, larger evaluation sets, greedy as well; prints the mean gain."
+)
+def command(context: Context, keep: bool, bench: bool) -> None:
     """Start everything, evaluate, train on rollouts, evaluate again, rebuild every batch, stop everything.
 
     Tasks are published to Kafka; groups of rollouts work in real sandboxes; hidden tests reward them; batches are
     assembled exactly once; checkpoints go to S3 and inference actors reload them. Ends by itself.
+
+    The same run with a trainer that learns nothing: --set trainer.learning_rate=0
     """
+    from odradek.infra.demo import bench as benchmark
+    from odradek.infra.demo.summary import as_json, as_text
+
+    if bench:
+        outcomes = [run_once(context, config, keep=False) for config in benchmark.configurations(context.config)]
+        context.result(benchmark.as_json(outcomes), benchmark.as_text(outcomes))
+        return
+    outcome = run_once(context, context.config, keep=keep)
+    context.result(as_json(outcome), as_text(outcome))
+    if outcome.rebuild is None or outcome.rebuild.identical != len(outcome.rebuild.batches):
+        raise CaseFailed(f"batches rebuilt: {outcome.rebuild}")
+
+
+def run_once(context: Context, config: Config, *, keep: bool) -> DemoOutcome:
+    """One whole run on a deployment that is up for it."""
     from odradek.infra.cluster.session import deployment_up
     from odradek.infra.demo.run import Demo, DemoSettings
-    from odradek.infra.demo.summary import as_json, as_text
     from odradek.streams.log import EventLog
 
-    section = context.config.demo
+    section = config.demo
     settings = DemoSettings(
         seed=section.seed,
         train_seconds=section.minutes * 60,
-        attempts=context.config.lane.attempts,
+        attempts=config.lane.attempts,
         new_combinations=section.new_combinations,
         unseen_identifiers=section.unseen_identifiers,
         unseen_templates=section.unseen_templates,
         greedy=section.greedy,
     )
-    with deployment_up(context.config, context.say, keep=keep) as running:
+    with deployment_up(config, context.say, keep=keep) as running:
 
-        async def job() -> None:
+        async def job() -> DemoOutcome:
             async with EventLog(running.deployment.kafka) as event_log:
-                demo = Demo(running.deployment, settings, event_log, running.states, context.say)
-                outcome = await demo.run()
-                context.result(await as_json(outcome, event_log), await as_text(outcome, event_log))
-                if outcome.rebuild is None or outcome.rebuild.identical != len(outcome.rebuild.batches):
-                    raise CaseFailed(f"batches rebuilt: {outcome.rebuild}")
+                return await Demo(running.deployment, settings, event_log, running.states, context.say).run()
 
-        asyncio.run(job())
+        return asyncio.run(job())

@@ -32,6 +32,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         tokenizer_file=str(ASSETS / "tokenizer.json"),
         warm_start_dir=str(ASSETS),
         namespace=f"odradek-{config.kafka.prefix}" if config.kafka.prefix else "odradek",
+        incarnation=config.kafka.prefix or "default",
         session_actors=config.session.actors,
         inference_actors=config.inference.replicas,
         reward_actors=config.reward.actors,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from odradek.infra.demo.family.task import DemoTask
 from odradek.infra.demo.publish import published
 from odradek.infra.errors import InfraError
 from odradek.infra.observe.fold import Conduct, RunFold
-from odradek.infra.observe.follow import RunFollower
+from odradek.infra.observe.follow import RunFollower, count_session_events
 from odradek.streams import topics
 from odradek.streams.envelope import Event, event_id
 from odradek.streams.events.tasks import TaskCancelled, TaskPublished
@@ -71,6 +72,8 @@ class DemoOutcome:
     greedy_last: dict[TaskSet, Conduct] = field(default_factory=dict)
     final_version: int = 0
     rebuild: RebuildReport | None = None
+    session_events: Counter[str] = field(default_factory=Counter)
+    """Records of sessions.v1 by type."""
     fold: RunFold = field(default_factory=RunFold)
 
 
@@ -111,6 +114,7 @@ class Demo:
         outcome.fold = await self._follower.refresh()
         self._say(f"rebuilding {len(outcome.fold.batches)} batches from the log")
         outcome.rebuild = await rebuild_all(self._log, self._deployment.lane.lane, progress=self._say)
+        outcome.session_events = await count_session_events(self._log)
         return outcome
 
     # -- phases ------------------------------------------------------------------------------------------------

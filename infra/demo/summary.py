@@ -8,11 +8,9 @@ from odradek.infra.demo.family.sets import EVALUATION_SETS, TaskSet
 from odradek.infra.demo.intervals import wilson
 from odradek.infra.demo.run import DemoOutcome
 from odradek.infra.observe.fold import Conduct
-from odradek.infra.observe.follow import count_session_events
-from odradek.streams.log import EventLog
 
 
-async def as_json(outcome: DemoOutcome, event_log: EventLog) -> dict[str, Any]:
+def as_json(outcome: DemoOutcome) -> dict[str, Any]:
     """Everything in one value."""
     fold = outcome.fold
     return {
@@ -24,7 +22,7 @@ async def as_json(outcome: DemoOutcome, event_log: EventLog) -> dict[str, Any]:
         "groups": {"sealed": fold.sealed, "discarded": dict(fold.discarded), "dropped": dict(fold.dropped)},
         "steps": len(fold.steps),
         "rebuilt": str(outcome.rebuild),
-        "events": dict(fold.events + await count_session_events(event_log)),
+        "events": dict(fold.events + outcome.session_events),
     }
 
 
@@ -42,7 +40,7 @@ def _sets(results: dict[TaskSet, Conduct]) -> dict[str, Any]:
     }
 
 
-async def as_text(outcome: DemoOutcome, event_log: EventLog) -> str:
+def as_text(outcome: DemoOutcome) -> str:
     """The closing table."""
     fold = outcome.fold
     lines = [
@@ -63,7 +61,7 @@ async def as_text(outcome: DemoOutcome, event_log: EventLog) -> str:
         f"Batches rebuilt from the log: {outcome.rebuild}",
         "Events by type:",
     ]
-    counts = fold.events + await count_session_events(event_log)
+    counts = fold.events + outcome.session_events
     lines += [f"  {count:8d}  {kind}" for kind, count in sorted(counts.items())]
     return "\n".join(lines)
 
