@@ -14,8 +14,8 @@ from typing import Any, cast
 import torch
 
 from odradek.kernels.attention.backward import causal_backward
-from odradek.kernels.attention.layout import from_rows, scaled, scores, to_rows
-from odradek.kernels.attention.units import TILE, BlockPlan, Chunk, plan_causal
+from odradek.kernels.attention.layout import from_rows, live_rows, scaled, scores, to_rows
+from odradek.kernels.attention.units import TILE, BlockPlan, plan_causal
 
 
 class _Scratch(threading.local):
@@ -38,25 +38,31 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def _forward_chunk(
-    q_Bk_H_R_D: torch.Tensor, k_tiles: torch.Tensor, v_tiles: torch.Tensor, chunk: Chunk, group: int
+def _forward(
+    q_H_Bk_R_D: torch.Tensor, k_tiles: torch.Tensor, v_tiles: torch.Tensor, plan: BlockPlan, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`(out [H, Bk, r, D], log-sum-exp [H, Bk, r, 1])` of a chunk's blocks, r being the rows without padding."""
-    wide = q_Bk_H_R_D.dtype
-    _, s = scores(q_Bk_H_R_D, _scratch.gather(k_tiles, chunk.tile_U).to(wide), chunk, group)
-    heads, units, rows, _ = s.shape
-    blocks, real = chunk.block1 - chunk.block0, chunk.queries * group
-    # The padding rows of s keep their raw scores; what they lead to is never read.
-    live = s[:, :, :real]
-    top = s.new_full((heads, blocks, real), -math.inf)
-    top.scatter_reduce_(1, chunk.block_U[None, :, None].expand(heads, units, real), live.amax(-1), "amax")
-    live.sub_(top.index_select(1, chunk.block_U)[..., None]).exp_()
-    v_U_K_H_D = _scratch.gather(v_tiles, chunk.tile_U).to(wide)
-    pv = s.new_empty(heads, units, rows, v_tiles.shape[3])
-    for head in range(heads):
-        torch.bmm(s[head], v_U_K_H_D[:, :, head], out=pv[head])
-    total = s.new_zeros(heads, blocks, real).index_add_(1, chunk.block_U, live.sum(-1))
-    out = s.new_zeros(heads, blocks, real, pv.shape[3]).index_add_(1, chunk.block_U, pv[:, :, :real])
+    """`(out [Hk, Bk + 1, r, D], log-sum-exp [Hk, Bk + 1, r, 1])`, r being the rows without padding."""
+    wide, real = q_H_Bk_R_D.dtype, plan.block_size * group
+    shape = (*q_H_Bk_R_D.shape[:2], real)
+    top, total = q_H_Bk_R_D.new_full(shape, -math.inf), q_H_Bk_R_D.new_zeros(shape)
+    out = q_H_Bk_R_D.new_zeros(*shape, q_H_Bk_R_D.shape[3])
+    for chunk in plan.chunks:
+        scored: list[torch.Tensor] = []
+        for units in chunk:
+            _, s = scores(q_H_Bk_R_D, _scratch.gather(k_tiles, units.tile_U).to(wide), units, real)
+            highest = live_rows(s, units, real).amax(-1)
+            top.scatter_reduce_(1, units.block_E[None, :, None].expand_as(highest), highest, "amax")
+            scored.append(s)
+        for units, s in zip(chunk, scored, strict=True):
+            # The padding rows of s keep their raw scores; what they lead to is never read.
+            weights = live_rows(s, units, real)
+            weights.sub_(top.index_select(1, units.block_E)[..., None]).exp_()
+            v_U_K_H_D = _scratch.gather(v_tiles, units.tile_U).to(wide)
+            pv = s.new_empty(*s.shape[:3], v_tiles.shape[3])
+            for head in range(len(s)):
+                torch.bmm(s[head], v_U_K_H_D[:, :, head], out=pv[head])
+            total.index_add_(1, units.block_E, weights.sum(-1))
+            out.index_add_(1, units.block_E, live_rows(pv, units, real))
     return out.div_(total[..., None]), total.log_().add_(top)[..., None]
 
 
@@ -64,19 +70,18 @@ def attend_paged(
     q_B_Q_Hq_D: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: BlockPlan
 ) -> torch.Tensor:
     """See `attention.api`."""
-    kv_heads, size = k_pages.shape[2], plan.block_size
+    if not plan.blocks:
+        return torch.zeros_like(q_B_Q_Hq_D)
+    kv_heads = k_pages.shape[2]
     group = q_B_Q_Hq_D.shape[2] // kv_heads
     flat = q_B_Q_Hq_D.detach().flatten(0, 1)
-    q_rows = to_rows(scaled(flat), plan.source_rows, size, kv_heads)
-    parts = [_forward_chunk(q_rows, k_pages, v_pages, chunk, group)[0] for chunk in plan.chunks]
-    if not parts:
-        return torch.zeros_like(q_B_Q_Hq_D)
-    out = from_rows(torch.cat(parts, 1), size, group).to(q_B_Q_Hq_D.dtype)
+    out, _ = _forward(to_rows(scaled(flat), plan, kv_heads), k_pages, v_pages, plan, group)
+    rows = from_rows(out, plan, group).to(flat.dtype)
     if not plan.in_place:
         full = torch.zeros_like(flat)
-        full[plan.source_rows[plan.real_rows]] = out[plan.real_rows]
-        out = full
-    return out.view(q_B_Q_Hq_D.shape)
+        full[plan.source_rows[plan.real_rows]] = rows[plan.real_rows]
+        rows = full
+    return rows.view(q_B_Q_Hq_D.shape)
 
 
 class _Causal(torch.autograd.Function):
@@ -88,10 +93,9 @@ class _Causal(torch.autograd.Function):
         plan = plan_causal(bounds)
         kv_heads, width = k.shape[1:]
         group = q.shape[1] // kv_heads
-        q_rows = to_rows(scaled(q), plan.source_rows, TILE, kv_heads)
         k_tiles, v_tiles = (x.index_select(0, plan.source_rows).view(-1, TILE, kv_heads, width) for x in (k, v))
-        parts = [_forward_chunk(q_rows, k_tiles, v_tiles, chunk, group) for chunk in plan.chunks]
-        out, lse = (from_rows(torch.cat(part, 1), TILE, group)[plan.real_rows] for part in zip(*parts, strict=True))
+        found = _forward(to_rows(scaled(q), plan, kv_heads), k_tiles, v_tiles, plan, group)
+        out, lse = (from_rows(x, plan, group)[plan.real_rows] for x in found)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse[..., 0])
         ctx.bounds = bounds

@@ -1,13 +1,14 @@
 """The plan of a tiled attention on CPU: which block of queries meets which tile of keys, in which order.
 
-A *block* is up to 64 consecutive queries of one sequence; a *unit* is one block with one 64-key tile. Units are
-processed in chunks that fit in cache; a chunk holds all units of its blocks, so nothing is carried between chunks.
-Inside a chunk the units that need no mask come first, the others after; in both parts the tiles of a block ascend. As a
-block's masked tiles are its last ones, its partial results are always added in ascending order of tiles: the order, and
-thus the bits, are a function of the block alone.
+A *block* is up to 64 consecutive queries of one sequence; a *unit* is one tile of keys with the block that reads it, or
+with several decode blocks that share the page (the attempts of a group share their prompt's). Units are processed in
+chunks that fit in cache; a chunk holds all units of its blocks, so nothing is carried between chunks. Inside a chunk
+shared units come first, then those that need no mask, then the masked ones; in each part the tiles of a block ascend. A
+block's shared tiles are its first and its masked tiles its last, so its partial results are always added in ascending
+order of tiles: the order, and thus the bits, are a function of the block alone.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -24,9 +25,17 @@ BLOCK_SIZES = (1, 16, TILE)
 """Queries in a block: one for decode, 16 for a small chunk, 64 for prefill and training. No effect on the bits, only on
 the share of padding."""
 
-CHUNK_UNITS = {1: 192, 16: 64, TILE: 24}
-"""Units in a chunk, by block size: 192 tiles of 16 KiB, or 24 units' scores, are 2 to 3 MiB (D=32). More leaves
-the cache, fewer pays the fixed cost of some twenty torch calls more often. No effect on the bits."""
+CHUNK_UNITS = {1: 384, 16: 64, TILE: 24}
+"""Units in a chunk, by block size: 384 tiles of 16 KiB are 6 MiB, 24 units' scores 2 MiB (D=32). More leaves the cache,
+fewer pays the fixed cost of some twenty torch calls more often, and a page is shared within a chunk only. No effect on
+the bits."""
+
+SHARERS = 8
+"""Blocks in a shared unit, a multiple of `ROW_TILE`. More of them spare more reads of a page, and leave more empty
+places, which cost as much as full ones."""
+
+LEAST_SHARERS = 3
+"""Blocks that must share a page before it becomes a shared unit: two cost about the same by themselves."""
 
 PLANS_KEPT = 2
 """Causal plans kept: all layers of a forward and its backward share one. None costs milliseconds a layer, many keep the
@@ -34,23 +43,22 @@ masks of batches that never come back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Blocks [block0, block1) and their units, those that need a mask last."""
+class Units:
+    """Units of one kind, those that need a mask last."""
 
-    block0: int
-    block1: int
-    block_U: torch.Tensor
-    """Block of each unit, counted from `block0`."""
+    sharers: int
+    """Blocks in each unit: 1, or `SHARERS`, and then none is masked."""
+    block_E: torch.Tensor
+    """The blocks of each unit, flat [U * sharers]; an empty place names the spare block after the last."""
     tile_U: torch.Tensor
-    """Row of the tile or page table that holds the unit's keys and values."""
+    """Row of the tiles or pages that holds the unit's keys and values."""
     first_masked: int
     hidden_U_Q_K: torch.Tensor
     """True where the query of a masked unit does not see the key: for units from `first_masked`."""
 
-    @property
-    def queries(self) -> int:
-        """Queries in each block."""
-        return self.hidden_U_Q_K.shape[1]
+
+Chunk = tuple[Units, ...]
+"""All units of some blocks, in the order in which their results are added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class BlockPlan:
     """All chunks, over blocks of `block_size` queries, with the flat query row that each row of a block copies."""
 
     block_size: int
+    blocks: int
     chunks: tuple[Chunk, ...]
     source_rows: torch.Tensor
     """int64 [blocks * block_size]; the rows of a ragged end repeat a real query, so that their scores stay finite."""
@@ -72,35 +81,85 @@ def block_size_for(queries: int) -> int:
     return next((size for size in BLOCK_SIZES if queries <= size), TILE)
 
 
-def plan_units(first_Bk: torch.Tensor, tiles_Bk: torch.Tensor, positions_Bk_Q: torch.Tensor) -> tuple[Chunk, ...]:
-    """Chunks for blocks whose tiles are `first_Bk[b] … first_Bk[b] + tiles_Bk[b] - 1` of a flat table of tiles.
+def plan_units(table_Bk_M: torch.Tensor, tiles_Bk: torch.Tensor, positions_Bk_Q: torch.Tensor) -> tuple[Chunk, ...]:
+    """Chunks for blocks whose tiles are `table_Bk_M[b, : tiles_Bk[b]]`; each block has at least one.
 
-    `positions_Bk_Q` is each query's position in its sequence. Every block has at least one tile.
+    `positions_Bk_Q` is each query's position in its sequence.
     """
     counts = tiles_Bk.tolist()
-    most_units = CHUNK_UNITS[positions_Bk_Q.shape[1]]
+    blocks, size = positions_Bk_Q.shape
     chunks: list[Chunk] = []
-    lowest_Bk = positions_Bk_Q.amin(1)
-    key_K = torch.arange(TILE)
     block0 = 0
-    while block0 < len(counts):
+    while block0 < blocks:
         block1, units = block0, 0
-        while block1 < len(counts) and (block1 == block0 or units + counts[block1] <= most_units):
+        while block1 < blocks and (block1 == block0 or units + counts[block1] <= CHUNK_UNITS[size]):
             units += counts[block1]
             block1 += 1
-        here = slice(block0, block1)
-        block_U = torch.repeat_interleave(torch.arange(block1 - block0), tiles_Bk[here], output_size=units)
-        ends = tiles_Bk[here].cumsum(0)
-        within_U = torch.arange(units) - (ends - tiles_Bk[here])[block_U]
-        masked_U = (within_U + 1) * TILE - 1 > lowest_Bk[here][block_U]
-        order_U = torch.argsort(masked_U, stable=True)
-        block_U, within_U = block_U[order_U], within_U[order_U]
-        first_masked = units - int(masked_U.sum())
-        key_U_K = within_U[first_masked:, None] * TILE + key_K
-        hidden = key_U_K[:, None, :] > positions_Bk_Q[here][block_U[first_masked:], :, None]
-        chunks.append(Chunk(block0, block1, block_U, first_Bk[here][block_U] + within_U, first_masked, hidden))
+        shared, first_own = (None, None) if size > 1 else _shared_units(table_Bk_M, positions_Bk_Q, block0, block1)
+        own = _own_units(table_Bk_M, tiles_Bk, positions_Bk_Q, first_own, block0, block1)
+        chunks.append((own,) if shared is None else (shared, own))
         block0 = block1
     return tuple(chunks)
+
+
+def _own_units(
+    table_Bk_M: torch.Tensor,
+    tiles_Bk: torch.Tensor,
+    positions_Bk_Q: torch.Tensor,
+    first_own: list[int] | None,
+    block0: int,
+    block1: int,
+) -> Units:
+    """One unit for each block and tile from the block's `first_own` (0 if None) on."""
+    here = slice(block0, block1)
+    first = torch.zeros(block1 - block0, dtype=torch.int64) if first_own is None else torch.tensor(first_own)
+    counts = tiles_Bk[here] - first
+    block_U = torch.repeat_interleave(torch.arange(block0, block1), counts)
+    offset = first - (counts.cumsum(0) - counts)
+    within_U = torch.arange(len(block_U)) + offset[block_U - block0]
+    masked_U = (within_U + 1) * TILE - 1 > positions_Bk_Q.amin(1)[block_U]
+    order_U = torch.argsort(masked_U, stable=True)
+    block_U, within_U = block_U[order_U], within_U[order_U]
+    first_masked = len(block_U) - int(masked_U.sum())
+    key_U_K = within_U[first_masked:, None] * TILE + torch.arange(TILE)
+    hidden = key_U_K[:, None, :] > positions_Bk_Q[block_U[first_masked:], :, None]
+    return Units(1, block_U, table_Bk_M[block_U, within_U], first_masked, hidden)
+
+
+def _shared_units(
+    table_Bk_M: torch.Tensor, positions_Bk_1: torch.Tensor, block0: int, block1: int
+) -> tuple[Units | None, list[int]]:
+    """`(shared units or None, first tile of each block that is not in one)` for decode blocks.
+
+    A tile is shared only if all earlier tiles of its block are, and if its block sees it whole.
+    """
+    table = table_Bk_M[block0:block1].tolist()
+    whole = ((positions_Bk_1[block0:block1, 0] + 1) // TILE).tolist()
+    first_own = [0] * len(whole)
+    members: list[int] = []
+    pages: list[int] = []
+    running, tile = list(range(len(whole))), 0
+    while running:
+        by_page: dict[int, list[int]] = {}
+        for block in running:
+            if tile < whole[block]:
+                by_page.setdefault(table[block][tile], []).append(block)
+        tile += 1
+        running = []
+        for page, blocks in by_page.items():
+            if len(blocks) < LEAST_SHARERS:
+                continue
+            running.extend(blocks)
+            for block in blocks:
+                first_own[block] = tile
+            for start in range(0, len(blocks), SHARERS):
+                some = [block0 + block for block in blocks[start : start + SHARERS]]
+                members += some + [len(table_Bk_M)] * (SHARERS - len(some))
+                pages.append(page)
+    if not pages:
+        return None, first_own
+    no_mask = torch.zeros(0, 1, TILE, dtype=torch.bool)
+    return Units(SHARERS, torch.tensor(members), torch.tensor(pages), len(pages), no_mask), first_own
 
 
 def plan_pages(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_len_B: torch.Tensor) -> BlockPlan:
@@ -121,14 +180,10 @@ def plan_pages(block_table_B_M: torch.Tensor, q_positions_B_Q: torch.Tensor, q_l
     tiles_Bk = positions_Bk_S.amax(1) // TILE + 1 if len(rows) else torch.zeros(0, dtype=torch.int64)
     most = int(tiles_Bk.max()) if len(rows) else 0
     require("attention.attend_paged", most <= pages, "a block_table that covers every query", pages=pages, need=most)
-    first_Bk = rows[:, 0] // max(queries, 1) * pages
-    table = block_table_B_M.reshape(-1).long()
-    chunks = tuple(
-        replace(chunk, tile_U=table[chunk.tile_U]) for chunk in plan_units(first_Bk, tiles_Bk, positions_Bk_S)
-    )
+    chunks = plan_units(block_table_B_M.long()[rows[:, 0] // max(queries, 1)], tiles_Bk, positions_Bk_S)
     real_rows = real.reshape(-1).nonzero()[:, 0]
     in_place = size == queries == 1 and len(rows) == requests
-    return BlockPlan(size, chunks, rows.reshape(-1), real_rows, in_place)
+    return BlockPlan(size, len(rows), chunks, rows.reshape(-1), real_rows, in_place)
 
 
 @lru_cache(maxsize=PLANS_KEPT)
@@ -150,5 +205,6 @@ def plan_causal(bounds: tuple[int, ...]) -> BlockPlan:
     real = positions <= last
     positions = torch.minimum(positions, last)
     source = (starts_S[sequence_Bk][:, None] + positions).reshape(-1)
-    chunks = plan_units(first_S[sequence_Bk], within_Bk + 1, positions)
-    return BlockPlan(TILE, chunks, source, real.reshape(-1).nonzero()[:, 0], False)
+    table_Bk_M = first_S[sequence_Bk][:, None] + torch.arange(int(tiles_S.max()))
+    chunks = plan_units(table_Bk_M, within_Bk + 1, positions)
+    return BlockPlan(TILE, len(sequence_Bk), chunks, source, real.reshape(-1).nonzero()[:, 0], False)

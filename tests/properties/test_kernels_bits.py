@@ -185,6 +185,29 @@ def test_decode_prefill_and_causal_forward_have_the_same_bits(
 
 
 @COMMON
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=20), shapes, st.integers(0, 1000), st.data())
+def test_sharing_pages_of_a_prefix_changes_no_bit(
+    prefixes: list[int], heads: tuple[int, int, int], seed: int, data: st.DataObject
+) -> None:
+    """Decode reads a page once for all requests that share it; each gets the bits it gets alone, with pages of its own.
+
+    Requests of one prefix share its pages as the prefix cache would; some share a later page too, behind one that is
+    their own, which no prefix cache does and which must not disturb the order of the tiles.
+    """
+    pages = 40
+    shape = (pages, TILE, heads[1], heads[2])
+    k_pages, v_pages = randn(seed, *shape), randn(seed + 1, *shape)
+    table = torch.tensor([[5 * p, 5 * p + 1, 30 + b % 7, 5 * p + 2, 25] for b, p in enumerate(prefixes)]).int()
+    positions = torch.tensor([[data.draw(st.integers(0, 5 * TILE - 1))] for _ in prefixes]).int()
+    q, one = randn(seed + 2, len(prefixes), 1, heads[0], heads[2]), torch.ones(1, dtype=torch.int32)
+    together = attend_paged(q, k_pages, v_pages, table, positions, one.expand(len(prefixes)))
+    for b in range(len(prefixes)):
+        own = k_pages[table[b].long()], v_pages[table[b].long()]
+        alone = attend_paged(q[b : b + 1], *own, torch.arange(5)[None].int(), positions[b : b + 1], one)
+        assert torch.equal(alone[0], together[b])
+
+
+@COMMON
 @given(lengths, shapes, st.integers(0, 1000))
 def test_a_packed_sequence_has_the_bits_of_the_sequence_alone(
     lengths: list[int], heads: tuple[int, int, int], seed: int
