@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @command_options
 @click.option("--keep", is_flag=True, help="Leave the services and actors running at the end.")
 @click.option(
-    "--bench", is_flag=True, help="Three seeds, larger evaluation sets, greedy as well; prints the mean gain."
+    "--bench", is_flag=True, help="Three seeds, larger sets, greedy as well; prints the mean gain."
 )
 def command(context: Context, keep: bool, bench: bool) -> None:
     """Start everything, evaluate, train on rollouts, evaluate again, rebuild every batch, stop everything.

@@ -162,9 +162,10 @@ class Demo:
                 last_said = now
                 self._say(_line(fold, end - now))
             await asyncio.sleep(LOOK_S)
-        for task in self._waiting[-2 * WAITING_TASKS :]:
-            cancel = TaskCancelled(task_id=task.task_id, reason="the demo's training window is over")
-            await self._publish(cancel)
+        opened = {group.task_id for group in (await self._follower.refresh()).groups.values()}
+        for task in self._waiting:
+            if task.task_id not in opened:
+                await self._publish(TaskCancelled(task_id=task.task_id, reason="the training window is over"))
         lane = self._deployment.lane.lane
         await self._until(
             lambda fold: (
