@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class EnvironmentActor:
         self._check_epoch(session_id, epoch)
         await self._end(session_id)
         sandbox = await self._factory.open(start, deltas, label=session_id)
-        self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox))
+        self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox, epoch))
         return EnvironmentInfo(sandbox.sandbox_id, "ns", self._factory.image_digest(start.image))
 
     async def _run_calls(self, session_id: str, epoch: int, calls: Sequence[Call]) -> list[CallOutcome]:
@@ -124,10 +124,8 @@ class EnvironmentActor:
             outcomes = list(await asyncio.gather(*(self._one(place, call) for call in calls)))
             if len(calls) == 1 and (spec := TOOLS.get(calls[0].name)) is not None and spec.leaves_delta:
                 delta = await to_logged(await place.sandbox.diff(incremental=True), self._blobs, "")
-                first = outcomes[0]
-                outcomes[0] = CallOutcome(
-                    first.text, first.is_error, delta if delta.changes else None, first.duration_ms, first.redactions
-                )
+                if delta.changes:
+                    outcomes[0] = replace(outcomes[0], delta=delta)
         self._calls += len(calls)
         self._busy_s += time.monotonic() - began
         return outcomes
@@ -135,7 +133,9 @@ class EnvironmentActor:
     async def _one(self, place: _Place, call: Call) -> CallOutcome:
         began = time.monotonic()
         outcome = await run_call(place.workspace, call.name, call.arguments, self._limits, place.state)
-        return CallOutcome(outcome.text, outcome.is_error, None, (time.monotonic() - began) * 1000)
+        return CallOutcome(
+            outcome.text, outcome.is_error, None, (time.monotonic() - began) * 1000, outcome.redactions
+        )
 
     async def _close(self, session_id: str, epoch: int) -> None:
         self._check_epoch(session_id, epoch)

@@ -44,7 +44,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     reward_actors: int = 1
     max_sessions: int = 104
     """Sessions in flight at once. Too low leaves the engine's batch empty; too high makes rollouts stale."""
-    sandbox_unprivileged_ok: bool = True
+    projections: bool = True
+    """Whether a Faust worker keeps live tables."""
     otlp_endpoint: str = ""
     """Base address of an OTLP/HTTP collector; empty exports nothing."""
     log_level: str = "INFO"

@@ -26,6 +26,8 @@ from odradek.streams.events.sessions import WeightSpan, WorkspaceDelta
 from odradek.streams.log import EventLog
 
 RAY_FAULTS = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.RaySystemError)
+ANSWER_GRACE_S = 7.0
+"""Seconds past a request's deadline that the engine's own, more exact error is waited for."""
 OPEN_TIMEOUT_S = 60.0
 """Seconds to make a sandbox and rebuild a workspace. Too low fails on a loaded host; too high hides a stuck one."""
 CLOSE_TIMEOUT_S = 20.0
@@ -98,7 +100,7 @@ class RayEngine:
         )
         handle = self._handles[zlib.crc32(session_id.encode()) % len(self._handles)]
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
                 result: SampleResult = await handle.sample.remote(request)
         except (*RAY_FAULTS, InferenceError, TimeoutError) as error:
             raise EngineUnavailable(f"session {session_id} turn {turn}: {type(error).__name__}: {error}") from error

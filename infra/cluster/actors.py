@@ -61,6 +61,12 @@ def _trainer(deployment: Deployment, name: str) -> Any:
     return TrainerActor, (deployment, name)
 
 
+def _projections(deployment: Deployment, name: str) -> Any:
+    from odradek.actors.projections.actor import ProjectionsActor
+
+    return ProjectionsActor, (deployment, name)
+
+
 def _controller(deployment: Deployment, _name: str) -> Any:
     from odradek.actors.controller.actor import ControllerActor
 
@@ -76,6 +82,7 @@ def plan(deployment: Deployment) -> list[list[tuple[str, Callable[[Deployment, s
             *((f"reward-{i}", _reward) for i in range(deployment.reward_actors)),
             ("assembler", _assembler),
             ("trainer", _trainer),
+            *((("projections", _projections),) if deployment.projections else ()),
         ],
         [(f"session-{i}", _session) for i in range(deployment.session_actors)],
         [("controller", _controller)],
@@ -137,7 +144,7 @@ def stop(deployment: Deployment) -> list[str]:
             handle = ray.get_actor(name, namespace=deployment.namespace)
         except ValueError:
             continue
-        if name.startswith(("environment", "reward")):
+        if name.startswith(("environment", "reward", "projections")):
             _shut_down(handle)
         ray.kill(handle, no_restart=True)
         ended.append(name)

@@ -37,6 +37,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         inference_actors=config.inference.replicas,
         reward_actors=config.reward.actors,
         max_sessions=config.session.max_in_flight,
+        projections=config.projections.enabled,
         otlp_endpoint=config.telemetry.otlp_endpoint or "",
         log_level=config.telemetry.log_level,
     )

@@ -161,6 +161,13 @@ class Reward(Section, frozen=True, kw_only=True):
     """Reward actors."""
 
 
+class Projections(Section, frozen=True, kw_only=True):
+    """Live tables kept by a Faust worker."""
+
+    enabled: bool = True
+    """Whether the worker runs beside the actors. It costs up to a tenth of a core under the demo's load."""
+
+
 class Sandbox(Section, frozen=True, kw_only=True):
     """Where commands run."""
 
@@ -206,5 +213,6 @@ class Config(Section, frozen=True, kw_only=True):
     inference: Inference = Inference()
     session: Session = Session()
     reward: Reward = Reward()
+    projections: Projections = Projections()
     sandbox: Sandbox = Sandbox()
     demo: Demo = Demo()

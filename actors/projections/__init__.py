@@ -1,0 +1,1 @@
+"""Hosts the Faust worker of `odradek.streams.projections`."""
