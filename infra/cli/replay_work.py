@@ -89,7 +89,7 @@ async def _rebuilt(event_log: EventLog, batch: BatchAssembled, left_out: frozens
 
 
 def arrays_digest(micros: Iterable[MicroArrays]) -> str:
-    """sha256 over the arrays in the order of their fields, each with its length before it; equal on every little-endian host."""
+    """sha256 over the arrays in the order of their fields, each with its length before it, as they lie in memory."""
     sha = hashlib.sha256()
     for micro in micros:
         for name in MicroArrays.__slots__:

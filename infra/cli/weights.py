@@ -1,0 +1,195 @@
+"""`odradek weights`: versions, what is served, where a version came from. Needs only the broker.
+
+Decisions are events on weights.v1; the controller, when it runs, makes them what is served.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from odradek.infra.cli.context import EXIT_CODES, Context, command_options
+from odradek.infra.cli.log import opened_log, run
+from odradek.infra.errors import UsageError
+
+if TYPE_CHECKING:
+    from odradek.streams.replay.lineage import Lineage, Versions
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `list`."""
+
+    version: int
+    parent: int | None
+    batch_id: str
+    published: str
+    """ISO 8601."""
+    marks: list[str]
+    """current, pinned, rolled back to."""
+    replicas: list[str]
+    """That serve it now and are healthy."""
+
+
+@click.group(epilog=EXIT_CODES)
+def command() -> None:
+    """List versions, pin or roll back what is served, explain where a version came from."""
+
+
+_policy = click.option("--policy", help="[lane.policy of the configuration]")
+_reason = click.option("--reason", default="", help="Kept with the decision.")
+_version = click.argument("version", type=click.IntRange(0))
+
+
+@command.command("list")
+@_policy
+@command_options
+def list_(context: Context, policy: str | None) -> None:
+    """Every published version, newest last, with what is served."""
+    versions = _versions(context, policy)
+    rows = [_row(versions, number) for number in sorted(versions.published)]
+    context.result(rows, "\n".join(map(_line, rows)) or f"policy {versions.policy} has no version yet")
+
+
+@command.command
+@_version
+@_policy
+@_reason
+@command_options
+def rollback(context: Context, version: int, policy: str | None, reason: str) -> None:
+    """Serve VERSION until a newer one is published. Training goes on from where it is."""
+    from odradek.streams.events.weights import VersionRolledBack
+
+    _decide(context, policy, version, lambda name: VersionRolledBack(policy=name, to_version=version, reason=reason))
+
+
+@command.command
+@_version
+@_policy
+@_reason
+@command_options
+def pin(context: Context, version: int, policy: str | None, reason: str) -> None:
+    """Serve VERSION whatever is published, until `unpin`."""
+    from odradek.streams.events.weights import VersionPinned
+
+    _decide(context, policy, version, lambda name: VersionPinned(policy=name, version=version, reason=reason))
+
+
+@command.command
+@_policy
+@_reason
+@command_options
+def unpin(context: Context, policy: str | None, reason: str) -> None:
+    """Serve the newest version again (or the one that was rolled back to)."""
+    from odradek.streams.events.weights import VersionPinned
+
+    _decide(context, policy, None, lambda name: VersionPinned(policy=name, version=None, reason=reason))
+
+
+@command.command
+@_version
+@_policy
+@click.option("--sessions", is_flag=True, help="Name every session.")
+@command_options
+def explain(context: Context, version: int, policy: str | None, sessions: bool) -> None:
+    """Where VERSION came from: its parent, the batch, the sessions in it, their tasks and rewards."""
+
+    async def work() -> Lineage:
+        from odradek.streams.replay.lineage import lineage, versions_of
+
+        async with opened_log(context) as event_log:
+            name = policy or context.config.lane.policy
+            _must_be_published(await versions_of(event_log, name), version)
+            return await lineage(event_log, name, version)
+
+    found = run(context, "reading the log", work)
+    context.result(found, _explained(found, sessions))
+
+
+def _versions(context: Context, policy: str | None) -> Versions:
+    async def work() -> Versions:
+        from odradek.streams.replay.lineage import versions_of
+
+        async with opened_log(context) as event_log:
+            return await versions_of(event_log, policy or context.config.lane.policy)
+
+    return run(context, "reading versions", work)
+
+
+def _must_be_published(versions: Versions, version: int) -> None:
+    if version not in versions.published:
+        known = ", ".join(map(str, sorted(versions.published))) or "none"
+        raise UsageError(f"policy {versions.policy} has no version {version}; it has {known}")
+
+
+def _decide(context: Context, policy: str | None, version: int | None, body_of: Callable[[str], Any]) -> None:
+    """Append the decision, after a look at whether the version exists."""
+    name = policy or context.config.lane.policy
+
+    async def work() -> Any:
+        from odradek.streams import topics
+        from odradek.streams.envelope import Event, event_id
+        from odradek.streams.events.meta import Meta
+        from odradek.streams.replay.lineage import versions_of
+
+        async with opened_log(context) as event_log:
+            versions = await versions_of(event_log, name)
+            if version is not None:
+                _must_be_published(versions, version)
+            elif versions.pinned is None:
+                raise UsageError(f"policy {name} is not pinned")
+            body = body_of(name)
+            seen = await event_log.stable_end(topics.WEIGHTS.name, 0)
+            identifier = event_id("cli", body.__struct_config__.tag, name, str(version), seen)
+            meta = Meta(time_ms=int(time.time() * 1000))
+            event = Event.of(body, id=identifier, source="odradek-cli", meta=meta)
+            return body, await event_log.append(topics.WEIGHTS.name, name, event)
+
+    body, ref = run(context, "writing the decision", work)
+    context.result({"decision": body, "at": ref}, f"{body.__struct_config__.tag} at {ref}; the controller applies it")
+
+
+def _row(versions: Versions, number: int) -> Version:
+    published = versions.published[number]
+    marks = {"current": versions.current, "pinned": versions.pinned, "rolled back to": versions.rolled_back_to}
+    return Version(
+        version=number,
+        parent=published.parent,
+        batch_id=published.batch_id,
+        published=datetime.fromtimestamp(versions.published_ms[number] / 1000, UTC).isoformat(timespec="seconds"),
+        marks=[mark for mark, marked in marks.items() if marked == number],
+        replicas=sorted(one.replica for one in versions.replicas.values() if one.version == number and one.healthy),
+    )
+
+
+def _line(row: Version) -> str:
+    served = f"served by {', '.join(row.replicas)}" if row.replicas else ""
+    made = f"from batch {row.batch_id}" if row.batch_id else "warm start"
+    return f"{row.version:5d}  {row.published}  {made:<47} {', '.join(row.marks):<9} {served}".rstrip()
+
+
+def _explained(found: Lineage, sessions: bool) -> str:
+    if not found.batch_id:
+        return f"version {found.version} of {found.policy}: no batch made it (manifest {found.manifest_key})"
+    members = sum(len(group.members) for group in found.groups)
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(found.metrics.items()))
+    lines = [
+        f"version {found.version} of {found.policy} = version {found.parent} trained on batch {found.batch_ordinal} "
+        f"({found.batch_id}), manifest {found.manifest_key}",
+        f"  step: {metrics or 'not committed'}",
+        f"  {members} sessions of {len(found.groups)} groups; left out at the step: {len(found.left_out)}; "
+        f"subjects: {', '.join(found.subjects) or 'none'}",
+    ]
+    for group in found.groups:
+        totals = ", ".join(f"{member.total:.3g}" for member in group.members)
+        lines.append(f"  {group.task_id or '(unknown task)'} ({group.task}): rewards {totals}")
+        for member in group.members if sessions else ():
+            place = f"sessions.v1/{member.partition}@{member.first_offset}-{member.last_offset}"
+            versions = f"versions {member.oldest_version}-{member.newest_version}"
+            judged = f"reward {member.total:.3g}  advantage {member.advantage:+.3g}"
+            lines.append(f"      {member.session_id}  {place}  {judged}  {versions}")
+    return "\n".join(lines)
