@@ -286,11 +286,23 @@ def _groups(fold: RunFold) -> list[tuple[str, int, str]]:
         ("open at the end", len(fold.open_groups), ""),
         ("sealed", fold.sealed, "evaluations included"),
         ("trained on", kept, "kept by assembly, in a batch"),
-        *((f"left out: {reason}", count, "sealed, not trained on") for reason, count in sorted(fold.dropped.items())),
-        *((f"discarded: {reason}", count, "never sealed") for reason, count in sorted(fold.discarded.items())),
+        *((f"left out: {why}", n, f"sealed; {_lengths(fold, why)}") for why, n in sorted(fold.dropped.items())),
+        *(
+            (f"discarded: {why}", n, f"never sealed; {_lengths(fold, why)}")
+            for why, n in sorted(fold.discarded.items())
+        ),
         ("sealed, in no batch yet", waiting, "RL groups after the last batch"),
         *((f"ungraded sessions: {cause}", count, "kept out of every mean") for cause, count in fold.ungraded.items()),
     ]
+
+
+def _lengths(fold: RunFold, reason: str) -> str:
+    """The length distribution of what was dropped for a reason."""
+    lengths = sorted(fold.lost_lengths.get(reason, []))
+    if not lengths:
+        return "no member had finished"
+    middle = lengths[len(lengths) // 2]
+    return f"sampled tokens of {len(lengths)} finished members: {lengths[0]} to {lengths[-1]}, median {middle}"
 
 
 def _batches(fold: RunFold) -> list[dict[str, str]]:

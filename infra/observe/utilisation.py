@@ -68,17 +68,17 @@ def _binned(work: dict[str, list[Interval]]) -> Utilisation:
     while (end - start) / bin_s > MAX_BINS:
         bin_s *= 2
     count = int((end - start) // bin_s) + 1
-    return Utilisation(
-        start, bin_s, {name: _spread(intervals, start, bin_s, count) for name, intervals in work.items()}
-    )
+    widths = [bin_s] * (count - 1) + [max(1.0, end - start - (count - 1) * bin_s)]
+    curves = {name: _spread(intervals, start, bin_s, widths) for name, intervals in work.items()}
+    return Utilisation(start, bin_s, curves)
 
 
-def _spread(intervals: Iterable[Interval], start: float, bin_s: float, count: int) -> list[float]:
-    """Each interval's seconds, shared out over the bins it covers."""
-    totals = [0.0] * count
+def _spread(intervals: Iterable[Interval], start: float, bin_s: float, widths: list[float]) -> list[float]:
+    """Each interval's seconds, shared out over the bins it covers; the last bin ends with the last event."""
+    totals = [0.0] * len(widths)
     for begin, end in intervals:
         first, last = int((begin - start) // bin_s), int((end - start) // bin_s)
-        for index in range(max(0, first), min(count - 1, last) + 1):
+        for index in range(max(0, first), min(len(widths) - 1, last) + 1):
             low, high = start + index * bin_s, start + (index + 1) * bin_s
             totals[index] += max(0.0, min(end, high) - max(begin, low))
-    return [total / bin_s for total in totals]
+    return [total / width for total, width in zip(totals, widths, strict=True)]

@@ -1,0 +1,247 @@
+"""`odradek session`: list what has run, and read one session from the log. Only the broker has to run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from odradek.infra.cli.context import EXIT_CODES, Context, command_options
+from odradek.infra.cli.log import opened_log, run
+from odradek.infra.errors import UsageError
+
+if TYPE_CHECKING:
+    from odradek.actors.policy.template import XmlTemplate
+    from odradek.infra.observe.fold import RunFold
+    from odradek.infra.observe.sessions import SessionBook, SessionNote
+    from odradek.infra.observe.transcript import Transcript
+    from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
+    from odradek.streams.events.sessions import SessionOpened
+    from odradek.streams.log import EventLog
+
+TOKENIZER = Path(__file__).resolve().parents[1] / "demo" / "warmstart" / "assets" / "tokenizer.json"
+LISTED = 50
+"""Newest sessions that `list` shows unless told otherwise. More scrolls the first ones away."""
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `session list`."""
+
+    session_id: str
+    origin: str
+    group_id: str
+    task_id: str
+    attempt: int
+    opened: str
+    versions: list[int]
+    end: str
+    """An end reason, `failed`, or empty while it goes on."""
+    turns: int
+    calls: int
+    sampled_tokens: int
+    reward: float | None
+    solved: bool | None
+
+
+@click.group(epilog=EXIT_CODES)
+def command() -> None:
+    """List sessions, or read one."""
+
+
+@command.command("list")
+@click.option("--origin", type=click.Choice(["production", "rl", "eval"]), help="Only this traffic.")
+@click.option("--group", "group_id", help="Only members of this group.")
+@click.option("--task", "task_id", help="Only attempts at this task.")
+@click.option("--end", help="Only sessions that ended like this (done, turns, failed, …); 'open' for those going on.")
+@click.option("--limit", default=LISTED, show_default=True, type=click.IntRange(0), help="Newest rows; 0 for all.")
+@command_options
+def list_sessions(context: Context, limit: int, **wanted: str | None) -> None:
+    """Sessions on the log, oldest first: origin, group, task, versions, how they ended, turns, calls, reward."""
+    from odradek.infra.observe.follow import RunFollower, SessionFollower
+
+    async def work() -> list[Listed]:
+        async with opened_log(context) as event_log:
+            fold = await RunFollower(event_log).refresh()
+            return listed(await SessionFollower(event_log).refresh(), fold, wanted)
+
+    found = run(context, "reading the log", work)
+    shown = found[-limit:] if limit else found
+    hidden = len(found) - len(shown)
+    context.result(shown, table(shown) + (f"\n{hidden} older sessions not shown (--limit 0)" if hidden else ""))
+
+
+def listed(book: SessionBook, fold: RunFold, wanted: dict[str, str | None]) -> list[Listed]:
+    """Rows in the order of opening."""
+    rows = [(book.time(note, note.opened_at), _row(book, fold, note)) for note in book.sessions.values()]
+    rows.sort(key=lambda row: row[0])
+    return [row for _, row in rows if _matches(row, wanted)]
+
+
+def _row(book: SessionBook, fold: RunFold, note: SessionNote) -> Listed:
+    group = fold.groups.get(note.opened.group_id)
+    verdict = fold.verdicts.get(note.session_id)
+    opened = time.gmtime(book.time(note, note.opened_at) / 1000)
+    return Listed(
+        session_id=note.session_id,
+        origin=note.origin,
+        group_id=note.opened.group_id,
+        task_id=group.task_id if group is not None else "",
+        attempt=note.opened.attempt,
+        opened=time.strftime("%Y-%m-%dT%H:%M:%SZ", opened),
+        versions=note.versions,
+        end=note.end,
+        turns=len(note.turns),
+        calls=len(note.calls),
+        sampled_tokens=note.sampled_tokens,
+        reward=verdict.total if verdict is not None else None,
+        solved=verdict.components.get("solved", 0.0) >= 1.0 if verdict is not None else None,
+    )
+
+
+def _matches(row: Listed, wanted: dict[str, str | None]) -> bool:
+    for name, value in wanted.items():
+        if value is not None and (getattr(row, name) or ("open" if name == "end" else "")) != value:
+            return False
+    return True
+
+
+def table(rows: list[Listed]) -> str:
+    """For a terminal: one line a session, widths by content."""
+    if not rows:
+        return "no session on the log matches"
+    head = ("session", "origin", "task", "version", "end", "turns", "calls", "tokens", "reward", "opened")
+    cells = [head] + [
+        (
+            row.session_id,
+            row.origin,
+            row.task_id,
+            ",".join(map(str, row.versions)),
+            row.end or "open",
+            str(row.turns),
+            str(row.calls),
+            str(row.sampled_tokens),
+            "" if row.reward is None else f"{row.reward:.2f}{' solved' if row.solved else ''}",
+            row.opened,
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+
+
+@command.command
+@click.argument("session_id", metavar="ID")
+@command_options
+def show(context: Context, session_id: str) -> None:
+    """Read session ID (or the only one whose id begins so) from the log: turns decoded from their tokens, calls,
+    results, diffs of what they changed, weight versions, verdict."""
+    from odradek.infra.observe.transcript import as_text
+
+    async def work() -> Transcript:
+        async with opened_log(context) as event_log:
+            return await read_transcript(event_log, session_id)
+
+    found = run(context, "reading the log", work)
+    context.result(found, as_text(found))
+
+
+async def read_transcript(event_log: EventLog, wanted: str) -> Transcript:
+    """Everything the log has of one session; `UsageError` if there is none, or several begin so."""
+    from odradek.infra.observe.transcript import transcript
+    from odradek.streams import topics
+    from odradek.streams.events.sessions import SessionOpened
+
+    session_id = wanted
+    records = await _records(event_log, session_id)
+    if not records:
+        session_id = await _completed(event_log, wanted)
+        records = await _records(event_log, session_id)
+    opened = next((body for *_, body in records if isinstance(body, SessionOpened)), None)
+    files = await _start(event_log, opened)
+    found = transcript(
+        session_id,
+        topics.SESSIONS.partition_of(session_id),
+        records,
+        files,
+        _template(opened),
+        await _verdict(event_log, session_id),
+    )
+    if found is None:
+        raise UsageError(f"session {session_id}: its opening is not on the log")
+    return found
+
+
+async def _records(event_log: EventLog, session_id: str) -> list[Any]:
+    from odradek.streams import topics
+    from odradek.streams.errors import DecodeError
+
+    records = []
+    partition = topics.SESSIONS.partition_of(session_id)
+    start = await event_log.beginning(topics.SESSIONS.name, partition)
+    async for record in event_log.read_key(topics.SESSIONS.name, session_id, start=start):
+        try:
+            records.append((record.ref.offset, record.event.id, record.event.meta, record.event.body))
+        except DecodeError:
+            continue  # `dlq list` shows it; the rest of the session is still worth reading
+    return records
+
+
+async def _completed(event_log: EventLog, prefix: str) -> str:
+    """The one session id that begins so."""
+    from odradek.streams import topics
+
+    found: set[str] = set()
+    for partition, end in (await event_log.stable_ends(topics.SESSIONS.name)).items():
+        start = await event_log.beginning(topics.SESSIONS.name, partition)
+        async for record in event_log.read(topics.SESSIONS.name, partition, start, end):
+            if (record.key or "").startswith(prefix):
+                found.add(record.key or "")
+    if len(found) == 1:
+        return found.pop()
+    if found:
+        raise UsageError(f"{len(found)} sessions begin with {prefix!r}: {', '.join(sorted(found)[:3])}, …")
+    raise UsageError(f"no session {prefix!r} on the log; `odradek session list` shows what there is")
+
+
+async def _start(event_log: EventLog, opened: SessionOpened | None) -> dict[str, bytes]:
+    """The workspace before the first call, where its task says."""
+    from odradek.streams.errors import StreamError
+    from odradek.streams.events.tasks import TaskPublished
+
+    if opened is None or opened.task is None:
+        return {}
+    try:
+        body = (await event_log.read_ref(opened.task)).event.body
+    except StreamError:
+        return {}
+    return {path: text.encode() for path, text in body.files.items()} if isinstance(body, TaskPublished) else {}
+
+
+def _template(opened: SessionOpened | None) -> XmlTemplate | None:
+    """The shipped tokenizer, unless the session says that it used another."""
+    from odradek.actors.policy.template import XmlTemplate
+    from odradek.actors.policy.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_file(TOKENIZER)
+    if opened is not None and opened.tokenizer not in ("", tokenizer.digest):
+        return None
+    return XmlTemplate(tokenizer)
+
+
+async def _verdict(event_log: EventLog, session_id: str) -> RewardAssigned | RewardUngraded | None:
+    """The first one counts."""
+    from odradek.streams import topics
+    from odradek.streams.errors import DecodeError
+    from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
+
+    async for record in event_log.read_key(topics.REWARDS.name, session_id):
+        try:
+            body = record.event.body
+        except DecodeError:
+            continue
+        if isinstance(body, RewardAssigned | RewardUngraded):
+            return body
+    return None
