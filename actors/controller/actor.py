@@ -38,6 +38,7 @@ from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 from odradek.streams.events.sessions import CancelRequested, SamplingParams, SessionOpened
 from odradek.streams.events.tasks import TaskPublished
 from odradek.streams.events.weights import CurrentWeights
+from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
 from odradek.streams.transactions import Stage
 
@@ -229,6 +230,8 @@ class ControllerActor:
             items.append((topics.WEIGHTS_CURRENT.name, change.policy, self._event(change)))
         async with stage.transaction() as transaction:
             refs = await transaction.append_many(items)
+            await reach("controller.before_commit")
+        await reach("controller.after_commit")
         for ref, decision in zip(refs, decisions, strict=False):
             self._core.apply_group(ref.offset, decision)
         for change in changes:

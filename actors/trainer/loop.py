@@ -39,6 +39,7 @@ from odradek.streams.errors import DecodeError
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
 from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.events.weights import VersionPublished
+from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
 from odradek.streams.privacy.consent import Consents
 from odradek.streams.replay.rebuild import lane_config, sequences_of
@@ -187,7 +188,9 @@ class TrainerLoop:
             parent=state.version, batch_id=batch.batch_id, input_offset=offset, configuration=config.training
         )
         state.version += 1
+        await reach("trainer.before_publish")
         published = await self._publish(state, origin, self._weights)
+        await reach("trainer.after_publish")
         return _Done(report, published, left_out)
 
     async def _publish(self, state: TrainerState, origin: Origin, parent: Weights | None) -> Published:
@@ -222,6 +225,8 @@ class TrainerLoop:
             await transaction.cross_check(
                 f"trainer.{self._lane.lane}", {(topics.BATCHES.name, self._partition): offset + 1}
             )
+            await reach("trainer.before_commit")
+        await reach("trainer.after_commit")
         log.info("step %d: %s", self.version, done.report)
 
     def _version_event(self, published: Published, batch_id: str) -> Event[VersionPublished]:

@@ -21,6 +21,7 @@ from odradek.streams.envelope import Event, Record
 from odradek.streams.errors import DecodeError, NoPosition
 from odradek.streams.events.batches import BatchAssembled
 from odradek.streams.events.groups import GroupSealed, LaneConfigured
+from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
 from odradek.streams.privacy.consent import Consents
 from odradek.streams.transactions import Stage
@@ -94,6 +95,7 @@ class Assembler:
         if self._config is None:
             raise NoPosition(f"lane {self._lane}: group sealed at {record.ref} before any lane.configured")
         self._pending.append(await read_group(self._log, record.ref.offset, body))
+        await reach("assembler.group_read")
         await self._consents.refresh(self._log)
         chosen = choose(self._pending, self._config[1], self._consents)
         if len(chosen.kept) >= self._config[1].groups_per_batch:
@@ -115,6 +117,8 @@ class Assembler:
             await transaction.cross_check(
                 f"assembler.{self._lane}", {(topics.GROUPS.name, self._partition): input_offset + 1}
             )
+            await reach("assembler.before_commit")
+        await reach("assembler.after_commit")
         log.info(
             "lane %s batch %d: %d groups kept, %d dropped, %d members",
             self._lane,
