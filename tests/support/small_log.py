@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from odradek.streams import topics
 from odradek.streams.assembly.assembler import Assembler
 from odradek.streams.codec import f32, i32
 from odradek.streams.envelope import Event, event_id
@@ -30,6 +29,7 @@ from odradek.streams.events.subjects import ConsentGranted
 from odradek.streams.events.tasks import TaskPublished
 from odradek.streams.events.weights import VersionPublished
 from odradek.streams.log import EventLog
+from odradek.streams.replay.rebuild import batches_of
 from odradek.streams.replay.select import bodies
 
 LANE = LaneConfigured(lane="main-0", policy="demo", groups_per_batch=2, attempts=2, max_staleness=4)
@@ -48,6 +48,8 @@ class SmallLog:
     log: EventLog
     sessions: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Session id to partition, first and last offset."""
+    damage: dict[str, Damage] = field(default_factory=dict)
+    """What is to be wrong with sessions of groups."""
 
     async def append(self, topic: str, key: str, body: Any, *cause: str | int, meta: Meta | None = None) -> RecordRef:
         """One event with an id of its own."""
@@ -129,7 +131,14 @@ class SmallLog:
         await self.append("groups.v1", lane, opened, group, "opened")
         members = []
         for session_id, total in zip(ids, totals, strict=True):
-            await self.session(session_id, group=group, version=version, origin=purpose, task=at)
+            await self.session(
+                session_id,
+                group=group,
+                version=version,
+                origin=purpose,
+                task=at,
+                damage=self.damage.get(session_id, "none"),
+            )
             members.append(await self._rewarded(session_id, group, total, purpose, version))
         sealed = GroupSealed(group_id=group, lane=lane, reason="complete", members=members)
         await self.append("groups.v1", lane, sealed, group, "sealed")
@@ -170,8 +179,10 @@ class SmallLog:
             async with asyncio.timeout(BATCH_S):
                 while True:
                     found = [body async for body in bodies(self.log, "batches.v1") if isinstance(body, BatchAssembled)]
-                    if len(found) >= count or running.done():
+                    if len(found) >= count:
                         break
+                    if running.done():
+                        running.result()  # raises what ended it
                     await asyncio.sleep(0.1)
         finally:
             running.cancel()
@@ -241,10 +252,14 @@ async def write_small_log(log: EventLog) -> SmallLog:
     for damage in ("unfinished", "failed", "undecodable", "malformed"):
         await made.session(damage, damage=damage)
     (batch,) = await made.batches(1)
-    found = [
-        record.ref.offset
-        async for record in log.read(topics.BATCHES.name, 0, 0)
-        if isinstance(record.event.body, BatchAssembled)
-    ]
-    await made.trained(batch, found[0])
+    found = await offset_of(log, batch)
+    await made.trained(batch, found)
     return made
+
+
+async def offset_of(log: EventLog, batch: BatchAssembled) -> int:
+    """Where a batch lies on batches.v1."""
+    async for ref, one in batches_of(log, batch.lane):
+        if one.batch_id == batch.batch_id:
+            return ref.offset
+    raise AssertionError(f"{batch.batch_id} is not on the log")
