@@ -215,7 +215,7 @@ class ControllerActor:
     async def _decide(self, stage: Stage) -> None:
         active = sum(len(status.active) for status in self._statuses.values())
         free = self._deployment.max_sessions - active if self._statuses else 0
-        floor = await self._log.stable_ends(topics.SESSIONS.name) if len(self._core.queue) and free > 0 else {}
+        floor = await self._log.stable_ends(topics.SESSIONS.name) if self._core.may_open(free) else {}
         decisions = self._core.decide(int(time.time() * 1000), free, [floor[p] for p in sorted(floor)])
         changes = self._core.decide_weights()
         if decisions or changes:

@@ -212,6 +212,15 @@ class Controller:
                 decisions.extend(group.decide(now_ms))
         return decisions + self._open(now_ms, free_slots, list(sessions_floor))
 
+    def may_open(self, free_slots: int) -> bool:
+        """Whether `decide` would open a group now: only then the caller needs to know where sessions.v1 ends."""
+        head = self.queue.peek()
+        if head is None or free_slots < head.task.attempts:
+            return False
+        if self.weights.get(head.task.policy, PolicyWeights()).current is None:
+            return False
+        return head.task.purpose == "eval" or self.backlog.may_open()
+
     def decide_weights(self) -> list[CurrentWeights]:
         """Changes of what to serve."""
         changes = []
@@ -257,15 +266,12 @@ class Controller:
     def _open(self, now_ms: int, free_slots: int, sessions_floor: list[int]) -> list[GroupEvent]:
         opened: list[GroupEvent] = []
         backlog_before = self.backlog.open_groups
-        while (head := self.queue.peek()) is not None:
+        while self.may_open(free_slots):
+            head = self.queue.pop()
             task = head.task
-            weights = self.weights.get(task.policy, PolicyWeights())
+            weights = self.weights[task.policy]
             version = weights.current
-            if version is None or free_slots < task.attempts:
-                break
-            if task.purpose == "rl" and not self.backlog.may_open():
-                break
-            self.queue.pop()
+            assert version is not None
             pinned = task.policy_version if task.policy_version is not None or task.purpose == "rl" else version
             if pinned is not None and pinned not in weights.published:
                 self._refuse(head.ref, "policy_version", f"policy {task.policy} has no version {pinned}")

@@ -3,7 +3,7 @@
 A pid alone names nothing: it may be given again after a crash or a reboot. So every process is remembered as
 (pid, start time, boot), is signalled through a pidfd that was checked against that name, and is never touched when the
 name no longer fits. What a component's processes start in turn carries the component's mark in its environment, so
-`marked` finds it even when the launcher was killed before it could write anything down; `in_session` finds what has
+`marked` finds it even when the launcher was killed before it could write anything down; `in_sessions` finds what has
 written over its environment.
 """
 
@@ -84,31 +84,24 @@ def marked(prefix: str) -> list[ProcessName]:
     return [name for name in found if name.pid != os.getpid() and alive(name)]
 
 
-def in_session(leader: ProcessName) -> list[ProcessName]:
-    """Every process in the session that `leader` began, the leader included or long gone.
-
-    For processes that lost their mark: whoever sets a title (Ray's agents and workers do) writes over its environment.
-    A session's number can't be given to another process while a member lives; if a process with that pid but another
-    start time exists, the session is somebody else's.
-    """
-    if leader.boot != boot_id():
-        return []
-    holder = name_of(leader.pid)
-    if holder is not None and holder != leader:
-        return []
-    found = []
-    for entry in Path("/proc").iterdir():
-        name = name_of(int(entry.name)) if entry.name.isdigit() else None
-        if name is not None and name.start_ticks >= leader.start_ticks and _session_of(name.pid) == leader.pid:
-            found.append(name)
-    return [name for name in found if name.pid != os.getpid() and alive(name)]
-
-
-def _session_of(pid: int) -> int | None:
+def session_of(name: ProcessName) -> int | None:
+    """The session that the process is in; None if it is gone."""
     try:
-        return os.getsid(pid)
+        found = os.getsid(name.pid)
     except ProcessLookupError:
         return None
+    return found if alive(name) else None
+
+
+def in_sessions(sessions: Iterable[int]) -> list[ProcessName]:
+    """Every process in these sessions.
+
+    For processes that lost their mark: whoever sets a title (Ray's agents and workers do) writes over its environment.
+    Sessions are named by a number that can't be given again while a member lives: ask while you know one that does.
+    """
+    wanted = set(sessions) - {os.getsid(0)}
+    found = [name_of(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [name for name in found if name is not None and session_of(name) in wanted]
 
 
 def spawn(

@@ -47,6 +47,7 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
+    "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "PYTHONUNBUFFERED": "1",

@@ -221,12 +221,13 @@ class Stack:
     def _end(self, state: StackState, component: str, grace_s: float) -> None:
         mark = self._mark(component)
         known = state.components.get(component)
+        sessions: set[int] = set()
 
         def find() -> list[processes.ProcessName]:
-            began = known.processes if known else ()
-            recorded = [name for name in began if processes.alive(name)]
-            followers = [name for leader in began for name in processes.in_session(leader)]
-            return sorted({*processes.marked(mark), *recorded, *followers}, key=lambda name: name.pid)
+            recorded = [name for name in (known.processes if known else ()) if processes.alive(name)]
+            ours = {*processes.marked(mark), *recorded}
+            sessions.update(session for name in ours if (session := processes.session_of(name)) is not None)
+            return sorted({*ours, *processes.in_sessions(sessions)}, key=lambda name: name.pid)
 
         left = processes.end_all(find, Deadline(STOP_DEADLINE_S), grace_s)
         if left:
