@@ -1,13 +1,15 @@
 """Which sealed groups are trained, and which of their tokens. Pure.
 
-A group is dropped with a reason: `infrastructure` (fewer than two rewarded members), `undecodable` (a member's records
-do not make a sequence), `origin` (evaluation), `consent` (production without a standing grant), `flat` (the declared
-reward component has no spread inside the group). Tokens sampled more than `max_staleness` versions before the one
-that the batch's ordinal trains are masked; their session stays in the group's baseline.
+A group is dropped with a reason: `infrastructure` (fewer than two rewarded members, or a reward that is no finite
+number), `undecodable` (a member's records do not make a sequence), `origin` (evaluation), `consent` (production without
+a standing grant), `flat` (the declared reward component has no spread inside the group). Tokens sampled more than
+`max_staleness` versions before the one that the batch's ordinal trains are masked; their session stays in the group's
+baseline.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -77,7 +79,10 @@ def select(group: GroupRecords, config: LaneConfigured, consents: Callable[[str]
     if any(s.meta.origin == "production" and not consents(s.meta.subject) for s in sequences):
         return drop("consent")
     rewards = [group.rewards[m.session_id] for m in rewarded]
-    if not spread([r.components.get(config.spread_component, 0.0) for r in rewards], config.spread_floor):
+    declared = [r.components.get(config.spread_component, 0.0) for r in rewards]
+    if not all(map(math.isfinite, [*declared, *(r.total for r in rewards)])):
+        return drop("infrastructure")
+    if not spread(declared, config.spread_floor):
         return drop("flat")
     values = advantages([r.total for r in rewards], config.advantage, config.spread_floor)
     candidates = [Candidate(*row) for row in zip(rewarded, sequences, rewards, values, strict=True)]

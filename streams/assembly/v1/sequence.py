@@ -7,14 +7,19 @@ summary rewrote starts a new segment. Pure; reads nothing but the records given.
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from odradek.streams.codec import read_f32, read_i32
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.meta import Meta
 from odradek.streams.events.sessions import ContextSummarized, SessionCompleted, SessionFailed, TurnSampled
 from odradek.streams.ownership import SessionRecord, accepted
+
+N = TypeVar("N", int, float)
 
 NO_VERSION = -1
 """Version of a token that nobody sampled (prompt, result)."""
@@ -75,7 +80,9 @@ def _empty() -> Segment:
 def sequence_of(session_id: str, records: Iterable[SessionRecord]) -> Sequence:
     """The canonical sequence of a session's records (all of them, in log order).
 
-    Raises MalformedSession if a turn's arrays disagree in length or its position does not follow the one before.
+    Raises MalformedSession if a turn's arrays are torn or disagree in length, its position does not follow the one
+    before, a log-prob is not finite, or a sampled token stands first, where nothing predicts it: no trainer can use
+    such a session, and it must not stop the lane.
     """
     segments = [_empty()]
     meta: Meta | None = None
@@ -85,7 +92,7 @@ def sequence_of(session_id: str, records: Iterable[SessionRecord]) -> Sequence:
         match body:
             case ContextSummarized():
                 segments.append(_empty())
-                _extend(segments[-1], read_i32(body.prompt))
+                _extend(segments[-1], _array(read_i32, body.prompt, f"session {session_id} at offset {offset}"))
             case TurnSampled():
                 _turn(segments[-1], body, f"session {session_id} at offset {offset}")
             case SessionCompleted():
@@ -107,16 +114,28 @@ def _extend(segment: Segment, prompt: list[int]) -> None:
 
 
 def _turn(segment: Segment, body: TurnSampled, where: str) -> None:
-    completion, logprobs = read_i32(body.completion), read_f32(body.logprobs)
+    prompt, completion = _array(read_i32, body.prompt, where), _array(read_i32, body.completion, where)
+    logprobs = _array(read_f32, body.logprobs, where)
     if len(completion) != len(logprobs):
         raise MalformedSession(f"{where}: {len(completion)} sampled tokens, {len(logprobs)} log-probs")
     if body.position != len(segment):
         raise MalformedSession(f"{where}: turn {body.turn} starts at {body.position}, context has {len(segment)}")
-    _extend(segment, read_i32(body.prompt))
+    if not all(map(math.isfinite, logprobs)):
+        raise MalformedSession(f"{where}: a log-prob of turn {body.turn} is not finite")
+    if completion and not prompt and not len(segment):
+        raise MalformedSession(f"{where}: turn {body.turn} was sampled from nothing: no token stands before it")
+    _extend(segment, prompt)
     segment.tokens.extend(completion)
     segment.mask.extend([1] * len(completion))
     segment.logprobs.extend(logprobs)
     segment.versions.extend(_versions(body, len(completion), where))
+
+
+def _array(read: Callable[[bytes], list[N]], data: bytes, where: str) -> list[N]:
+    try:
+        return read(data)
+    except DecodeError as error:
+        raise MalformedSession(f"{where}: {error}") from None
 
 
 def _versions(body: TurnSampled, count: int, where: str) -> list[int]:
