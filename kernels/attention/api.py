@@ -102,7 +102,8 @@ def attend_paged(
         q_positions=tuple(q_positions_B_Q.shape),
         q_len=tuple(q_len_B.shape),
     )
-    if path_of("attention.attend_paged", q_B_Q_Hq_D, k_pages, v_pages, block_table_B_M) == "cpu":
+    tensors = (q_B_Q_Hq_D, k_pages, v_pages, block_table_B_M, q_positions_B_Q, q_len_B)
+    if path_of("attention.attend_paged", *tensors) == "cpu":
         from odradek.kernels.attention import cpu
 
         plan = plan or plan_pages(block_table_B_M, q_positions_B_Q, q_len_B)
