@@ -45,7 +45,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     staging: str
     """Name of the staging folder in the root."""
     phase: Literal["staging", "ready", "done"]
-    """`staging`: the folder is as it was. `ready`: all that is needed to finish is staged, and some may be done. `done`:
+    """`staging`: the folder is as it was. `ready`: all that is needed to finish is staged, some may be done. `done`:
     all is done. In the first and the last only the staging folder is left to remove."""
     steps: list[Step]
 

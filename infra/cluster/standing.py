@@ -1,0 +1,109 @@
+"""Actors of a deployment that outlive the command: started by `up`, found by `run` and `status`, ended by `down`.
+
+Every function needs Ray to run already, joins it as a driver and leaves it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from odradek.actors.runtime.deployment import Deployment
+from odradek.infra.cluster import actors
+from odradek.infra.cluster.deployment import deployment_of
+from odradek.infra.cluster.session import STATE_TIMEOUT_S, Say
+from odradek.infra.config.services import data_dir, endpoints
+from odradek.infra.config.tree import Config
+from odradek.infra.errors import Unreachable
+from odradek.infra.stack.ray_head import connect
+from odradek.streams.admin import ensure_topics
+
+
+def start(config: Config, say: Say) -> list[str]:
+    """Start the actors that do not run yet; returns their names. If one does not come up, those that this call
+    started are ended again."""
+    deployment = deployment_of(config, endpoints(config))
+    asyncio.run(ensure_topics(deployment.kafka))
+    with _joined(config, deployment):
+        missing = absent(deployment)
+        if not missing:
+            return []
+        try:
+            actors.start(deployment, say)
+        except BaseException:
+            _end(deployment, missing)
+            raise
+        return missing
+
+
+def stop(config: Config) -> list[str]:
+    """End the deployment's actors; returns the names of those that ran."""
+    deployment = deployment_of(config, endpoints(config))
+    with _joined(config, deployment):
+        return actors.stop(deployment)
+
+
+@contextmanager
+def attached(config: Config) -> Iterator[Deployment]:
+    """A deployment whose services and actors run; `Unreachable`, with the command to run, if they do not."""
+    deployment = deployment_of(config, endpoints(config))
+    with _joined(config, deployment):
+        missing = absent(deployment)
+        if missing:
+            what = "the actors are" if len(missing) == len(actors.names(deployment)) else f"{missing[0]} is"
+            raise Unreachable(f"{what} not running for {data_dir(config)}: run odradek up")
+        yield deployment
+
+
+def answering(config: Config) -> dict[str, bool]:
+    """By name every actor that exists, and whether it answers now; empty if none was started."""
+    deployment = deployment_of(config, endpoints(config))
+    with _joined(config, deployment):
+        missing = set(absent(deployment))
+        present = [name for name in actors.names(deployment) if name not in missing]
+        if not present:
+            return {}
+        handles = {name: ray.get_actor(name, namespace=deployment.namespace) for name in present}
+        asked: dict[str, Any] = {name: handle.__ray_ready__.remote() for name, handle in handles.items()}
+        deadline = time.monotonic() + STATE_TIMEOUT_S
+        return dict.fromkeys(missing, False) | {name: _answers(ref, deadline) for name, ref in asked.items()}
+
+
+def absent(deployment: Deployment) -> list[str]:
+    """Names of the deployment's actors that do not exist, in starting order."""
+    missing = []
+    for name in actors.names(deployment):
+        try:
+            ray.get_actor(name, namespace=deployment.namespace)
+        except ValueError:
+            missing.append(name)
+    return missing
+
+
+def _answers(ref: Any, deadline: float) -> bool:
+    try:
+        ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))
+    except ray.exceptions.RayError:
+        return False
+    return True
+
+
+def _end(deployment: Deployment, names: list[str]) -> None:
+    for name in reversed(names):
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(name, namespace=deployment.namespace), no_restart=True)
+
+
+@contextmanager
+def _joined(config: Config, deployment: Deployment) -> Iterator[None]:
+    connect(endpoints(config).ray, namespace=deployment.namespace)
+    try:
+        yield
+    finally:
+        ray.shutdown()
