@@ -10,6 +10,7 @@ Production sessions have no hidden tests: they get no verdict here (people's fee
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from odradek.actors.reward.grader import GRADER, VERSION, Grade, grade
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import object_store
+from odradek.actors.telemetry.tracing import Tracing
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams import topics
 from odradek.streams.assembly.reader import Extent, read_sessions
@@ -51,6 +53,7 @@ class RewardActor:
         self._tasks: dict[RecordRef, TaskPublished] = {}
         self._graded = 0
         self._busy_ms = 0.0
+        self._tracing = Tracing.of(deployment.otlp_endpoint, name)
         self._loop = LoopThread(name)
         self._loop.submit(self._start()).result(START_DEADLINE_S)
         self._loop.main(self._consumer.run(), name)
@@ -84,7 +87,7 @@ class RewardActor:
         if event.body.first_offset < 0 or not event.body.group_id:
             log.warning("session %s ended without a beginning or a group: no verdict", record.key)
             return
-        session = record.key or ""
+        session, began_ns = record.key or "", time.time_ns()
         extent = Extent(session, record.ref.partition, event.body.first_offset, record.ref.offset)
         records = await read_sessions(self._log, [extent])
         verdict: RewardAssigned | RewardUngraded
@@ -97,6 +100,7 @@ class RewardActor:
                 return
             verdict = await self._verdict(extent, event.body.group_id, conduct)
         await self._append(session, event.meta, event.id, verdict, event.traceparent)
+        self._tracing.grading(event.traceparent, verdict, began_ns)
 
     async def _verdict(self, extent: Extent, group: str, conduct: Conduct) -> RewardAssigned | RewardUngraded:
         try:

@@ -23,6 +23,8 @@ from odradek.actors.runtime.deployment import Deployment, actor_handle
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.session.clients import TOPIC, KafkaJournal, RayEngine, RayEnvironment
 from odradek.actors.session.runner import SessionRunner, SessionSpec
+from odradek.actors.telemetry.tracing import Tracing
+from odradek.actors.tools.redact import redact
 from odradek.actors.tools.registry import TOOLS
 from odradek.streams.errors import DecodeError
 from odradek.streams.events.meta import Meta
@@ -66,7 +68,8 @@ class SessionActor:
         engines = [actor_handle(f"inference-{i}", namespace) for i in range(self._deployment.inference_actors)]
         self._engine = RayEngine(engines)
         self._environment = RayEnvironment(actor_handle("environment-0", namespace))
-        self._journal = KafkaJournal(self._log, self._name)
+        self._tracing = Tracing.of(self._deployment.otlp_endpoint, self._name, redact)
+        self._journal = KafkaJournal(self._log, self._name, self._tracing.traceparent)
 
     # -- Ray's methods -----------------------------------------------------------------------------------------
 
@@ -95,6 +98,7 @@ class SessionActor:
                 journal=self._journal,
                 engine=self._engine,
                 environment=self._environment,
+                observe=self._tracing.observe,
             )
             self._runners[spec.session_id] = runner
             self._tasks[spec.session_id] = asyncio.create_task(self._run(runner))
@@ -103,6 +107,7 @@ class SessionActor:
         session_id = runner.spec.session_id
         try:
             history = [] if runner.spec.history_floor is None else await self._history(runner.spec)
+            self._tracing.restore(session_id, history)
             await runner.run(history)
         except Exception:
             log.exception("session %s: unexpected error; its actor is restarted by the next placement", session_id)
