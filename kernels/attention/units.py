@@ -25,8 +25,8 @@ BLOCK_SIZES = (1, 16, TILE)
 """Queries in a block: one for decode, 16 for a small chunk, 64 for prefill and training. No effect on the bits, only on
 the share of padding."""
 
-CHUNK_UNITS = {1: 384, 16: 64, TILE: 24}
-"""Units in a chunk, by block size: 384 tiles of 16 KiB are 6 MiB, 24 units' scores 2 MiB (D=32). More leaves the cache,
+CHUNK_UNITS = {1: 256, 16: 64, TILE: 24}
+"""Units in a chunk, by block size: 256 tiles of 16 KiB are 4 MiB, 24 units' scores 2 MiB (D=32). More leaves the cache,
 fewer pays the fixed cost of some twenty torch calls more often, and a page is shared within a chunk only. No effect on
 the bits."""
 
