@@ -29,6 +29,8 @@ from odradek.sandbox_images.store import ImageStore
 
 RECIPE = Path(__file__).parents[2] / "sandbox_images/recipes/demo.toml"
 CHANGED_FILES = 200
+SETTLE_S = 0.02
+"""Seconds before each measurement, for what the one before left to do in the background (process exits, name spaces)."""
 TRUE = ("true",)
 PYTHON = ("python3", "-S", "-B", "-c", "pass")
 
@@ -36,6 +38,7 @@ Times = dict[str, list[float]]
 
 
 async def timed(times: Times, name: str, work: Callable[[], Awaitable[object]]) -> None:
+    await asyncio.sleep(SETTLE_S)
     start = time.perf_counter()
     await work()
     times.setdefault(name, []).append((time.perf_counter() - start) * 1000)

@@ -6,6 +6,7 @@ for.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -289,6 +290,7 @@ class SandboxContract:
         assert (await sandbox.write("link", b"changed\n")).path == "readme.md"
         assert await sandbox.read("readme.md") == b"changed\n"
         assert (await sandbox.stat("link", follow=False)).kind == "symlink"
+        assert (await sandbox.write("abs/new/file", b"n")).path == "src/new/file"
 
     async def test_special_files_never_block_a_read(self, sandbox: Sandbox) -> None:
         await sh(sandbox, "python3 -S -c \"import os; os.mkfifo('fifo')\"")
@@ -412,6 +414,17 @@ class SandboxContract:
         assert {entry.path for entry in await current.list("d")} == {f"d/{name}" for name in kept}
         assert await current.download("e") == {"e/only": b"65\n"}
         assert len((await current.diff()).entries) == len(kept) + 3
+
+    async def test_destroy_during_a_fork_ends_both_ways(self, sandbox: Sandbox, driver: SandboxDriver) -> None:
+        for delay in range(6):
+            source = await sandbox.fork()
+            fork = asyncio.ensure_future(source.fork())
+            await asyncio.sleep(delay / 300)
+            await source.destroy()
+            with contextlib.suppress(SandboxError):  # it was destroyed first, and says so
+                await (await fork).destroy()
+        assert {info.sandbox_id for info in await driver.list()} == {sandbox.sandbox_id}
+        assert (await sh(sandbox, "cat readme.md")).stdout == "hello\n"
 
     async def test_snapshot_outlives_its_sandbox(self, sandbox: Sandbox, driver: SandboxDriver) -> None:
         await sandbox.write("kept", b"1")

@@ -13,7 +13,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -163,7 +163,7 @@ class NsDriver:
             return
         self._closed = True
         await asyncio.gather(*(self.destroy(sandbox) for sandbox in list(self._sandboxes.values())))
-        await asyncio.gather(*self._cleaning)
+        await asyncio.gather(*self._cleaning, return_exceptions=True)
         if self._zygote is not None:
             await self._zygote.stop()
         self._threads.shutdown(wait=True)
@@ -198,10 +198,11 @@ class NsDriver:
         limits = self._plans[sandbox.sandbox_id]
         ours, theirs = wire.pair()
         ready = sandbox.attach(ours)
+        self._inits[sandbox.init_name] = sandbox
         try:
             message = {
                 "op": "create",
-                "sandbox": sandbox.sandbox_id,
+                "sandbox": sandbox.init_name,
                 "hostname": sandbox.sandbox_id,
                 "network": sandbox.spec.network,
                 "lifetime_s": max(0.0, lifetime_s),
@@ -220,6 +221,7 @@ class NsDriver:
                 await asyncio.gather(ready, settled)
         except TimeoutError:
             raise SandboxInfraError(f"sandbox {sandbox.sandbox_id}: not ready within {deadline_s:g} s") from None
+        sandbox.warm()  # only now: what init forks before it is in its cgroup stays outside
 
     def _settle(self, sandbox: NsSandbox, limits: Plan) -> None:
         """Put the new init into its cgroup and its pid into the record."""
@@ -234,25 +236,40 @@ class NsDriver:
     async def stop_init(self, sandbox: NsSandbox) -> None:
         """Kill the sandbox's processes and wait until the kernel has let go of them."""
         sandbox.detach()
-        if sandbox.pid and not sandbox.gone.is_set() and self._zygote is not None and not self._zygote.ended:
-            with suppress(SandboxInfraError):  # "gone" already: its event is on the way
-                await self._zygote.request({"op": "kill", "sandbox": sandbox.sandbox_id}, DEFAULT_DEADLINE_S)
-            async with asyncio.timeout(DEFAULT_DEADLINE_S):
-                await sandbox.gone.wait()
-        sandbox.pid = 0
+        if sandbox.init_name and not sandbox.gone.is_set() and self._zygote is not None and not self._zygote.ended:
+            await self._kill_init(sandbox.init_name)
+            try:
+                async with asyncio.timeout(DEFAULT_DEADLINE_S):
+                    await sandbox.gone.wait()
+            except TimeoutError:
+                raise SandboxInfraError(f"sandbox {sandbox.sandbox_id}: its processes do not end") from None
+
+    def release_init(self, sandbox: NsSandbox) -> None:
+        """Let the sandbox's init end, without waiting for it; its end is no news any more."""
+        self._inits.pop(sandbox.init_name, None)
+        sandbox.detach()
+        sandbox.gone.set()
+        self._later(self._kill_init(sandbox.init_name))
+
+    async def _kill_init(self, name: str) -> None:
+        with suppress(SandboxInfraError):  # gone, or never made
+            await self._live_zygote().request({"op": "kill", "sandbox": name}, DEFAULT_DEADLINE_S)
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        """Do something that nobody waits for before `close`."""
+        task = asyncio.ensure_future(work)
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
 
     async def destroy(self, sandbox: NsSandbox) -> None:
         if self._sandboxes.pop(sandbox.sandbox_id, None) is None:
             return
         sandbox.fail("destroyed")
-        try:
-            await self.stop_init(sandbox)
-        finally:
-            await self._clean_up(sandbox)
-            self._counters.destroyed += 1
+        self._counters.destroyed += 1
+        await self._end(sandbox)
 
     async def renew(self, sandbox: NsSandbox, lifetime_s: float) -> None:
-        message = {"op": "renew", "sandbox": sandbox.sandbox_id, "lifetime_s": lifetime_s}
+        message = {"op": "renew", "sandbox": sandbox.init_name, "lifetime_s": lifetime_s}
         await self._live_zygote().request(message, DEFAULT_DEADLINE_S)
         sandbox.ends_at = time.monotonic() + lifetime_s
 
@@ -298,7 +315,7 @@ class NsDriver:
         )
         sandbox = NsSandbox(self, sandbox_id, spec, stack, record)
         self._plans[sandbox_id] = limits
-        self._sandboxes[sandbox_id] = self._inits[sandbox_id] = sandbox
+        self._sandboxes[sandbox_id] = sandbox
         try:
             await self.in_file_thread(lambda: self._prepare(record, stack))
             if self._cgroups is not None and limits.cgroup:
@@ -327,26 +344,32 @@ class NsDriver:
             raise SandboxInfraError("the driver's zygote has ended; start another driver")
         return self._zygote
 
-    def _on_gone(self, sandbox_id: str, status: int, expired: bool) -> None:
-        """An init has ended. If nobody asked for that, clean up behind it."""
-        sandbox = self._inits.get(sandbox_id)
-        if sandbox is None:
+    def _on_gone(self, init_name: str, status: int, expired: bool) -> None:
+        """An init has ended. If it was a sandbox's present one and nobody asked for that, clean up behind it."""
+        sandbox = self._inits.pop(init_name, None)
+        if sandbox is None or sandbox.init_name != init_name:
             return
         how = "its lifetime is over" if expired else f"its init ended ({describe_status(status)})"
-        if sandbox.ended(how) and self._sandboxes.pop(sandbox_id, None) is not None:
+        sandbox.ended(how)
+        if self._sandboxes.pop(sandbox.sandbox_id, None) is not None:
             self._counters.expired += expired
-            task = asyncio.ensure_future(self._clean_up(sandbox))
-            self._cleaning.add(task)
-            task.add_done_callback(self._cleaning.discard)
+            self._later(self._end(sandbox))
 
     def _on_zygote_end(self) -> None:
         for sandbox in list(self._sandboxes.values()):
             sandbox.gone.set()
             sandbox.fail("the driver's zygote has ended")
 
+    async def _end(self, sandbox: NsSandbox) -> None:
+        """End what runs and remove what is left, after a snapshot that may be under way."""
+        async with sandbox.snapshotting:
+            try:
+                await self.stop_init(sandbox)
+            finally:
+                await self._clean_up(sandbox)
+
     async def _clean_up(self, sandbox: NsSandbox) -> None:
         name = sandbox.sandbox_id
-        self._inits.pop(name, None)
         limits = self._plans.pop(name, None)
         if self._cgroups is not None and limits is not None and limits.cgroup:
             groups = self._cgroups.only(limits.cgroup).paths(name)

@@ -35,7 +35,9 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Place(NamedTuple):
-    """Where a path ended: an open parent, the last name in it, its path without links, and whether a link led there."""
+    """Where a path ended: an open parent, the last name in it, its path without links. `by_link`: the path's last part
+    is a link; so if nothing is there, the link dangles.
+    """
 
     parent: int
     name: str
@@ -202,7 +204,7 @@ class WorkspaceFiles:
     def _resolve(self, path: str, opened: list[int], follow: bool, make_parents: bool) -> Place:
         pending = deque(_inside(path, path))
         stack: list[tuple[str, int]] = [("", self._root)]
-        links = 0
+        links, by_link = 0, False
         while pending:
             part = pending.popleft()
             if part == "..":
@@ -217,8 +219,8 @@ class WorkspaceFiles:
                 info = os.stat(part, dir_fd=parent, follow_symlinks=False)
             except FileNotFoundError:
                 if not pending:
-                    return Place(parent, part, walked, None, links > 0)
-                if not make_parents or links:
+                    return Place(parent, part, walked, None, by_link)
+                if not make_parents or by_link:
                     raise SandboxPathError(f"{path!r}: directory {walked!r} does not exist") from None
                 os.mkdir(part, 0o755, dir_fd=parent)
                 info = os.stat(part, dir_fd=parent, follow_symlinks=False)
@@ -226,12 +228,13 @@ class WorkspaceFiles:
                 links += 1
                 if links > MAX_LINKS:
                     raise SandboxPathError(f"{path!r}: more than {MAX_LINKS} links")
+                by_link = by_link or not pending
                 target = os.readlink(part, dir_fd=parent)
                 if target.startswith("/"):
                     stack = stack[:1]
                 pending.extendleft(reversed(_inside(target, path)))
             elif not pending:
-                return Place(parent, part, walked, info, links > 0)
+                return Place(parent, part, walked, info, by_link)
             else:
                 if not stat.S_ISDIR(info.st_mode):
                     raise SandboxPathError(f"{path!r}: {walked!r} is not a directory")
@@ -239,7 +242,7 @@ class WorkspaceFiles:
                 opened.append(fd)
                 stack.append((part, fd))
         walked = "/".join(name for name, _ in stack[1:])
-        return Place(stack[-1][1], ".", walked, os.fstat(stack[-1][1]), links > 0)
+        return Place(stack[-1][1], ".", walked, os.fstat(stack[-1][1]), by_link)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ A command runs below a supervisor (`supervisor.py`), a free one or a new one. Ki
 supervisor's descendants until no new ones appear (a stopped process can't fork), then kill them; its end is told when
 the last is gone. A process that a command orphaned, by killing its supervisor, is killed as soon as init sees it.
 
-Messages in: exec, kill, signal, count. Messages out: ready or failed once; exit and then over for each exec; a reply
-with the request's `rid` for the others.
+Messages in: warm (have a supervisor ready for the next command), exec, kill, signal, count. Messages out: ready or
+failed once; exit and then over for each exec; a reply with the request's `rid` for signal and count.
 """
 
 # ruff: noqa: PTH102, PTH123, PTH208, PTH211 - process 1 works with descriptors and plain strings, and starts often
@@ -167,6 +167,8 @@ class Init:
         kind = message["op"]
         if kind == "exec":
             self._exec(message, fds)
+        elif kind == "warm":
+            self._free_supervisor()
         elif kind == "kill":
             for supervisor in self.supervisors.values():
                 if supervisor.exec_id == message["id"]:

@@ -9,15 +9,16 @@ copied. Other calls wait at the gate (`_use`) meanwhile.
 """
 
 import asyncio
+import itertools
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from odradek.actors.environment.delta import Delta, check, in_order
-from odradek.actors.environment.errors import SandboxGoneError, SandboxInfraError, SandboxSpecError
+from odradek.actors.environment.errors import SandboxError, SandboxGoneError, SandboxInfraError, SandboxSpecError
 from odradek.actors.environment.ns import wire
 from odradek.actors.environment.ns.channel import Channel
 from odradek.actors.environment.ns.commands import Commands, OnText
@@ -58,7 +59,10 @@ class NsSandbox:
         self.stack = stack
         self.record = record
         self.pid = 0
+        self.init_name = ""
+        """The zygote's name for the present init; a restacked sandbox has had several."""
         self.gone = asyncio.Event()
+        self._inits = itertools.count(1)
         self.created_at = time.monotonic()
         self.ends_at = self.created_at + spec.lifetime_s
         env = {**driver.images.image(spec.image).env, **spec.env}
@@ -67,14 +71,13 @@ class NsSandbox:
         self._files: WorkspaceFiles | None = None
         self._ready: asyncio.Future[None] | None = None
         self._why_gone = ""
-        self._restacking = False
         self._paused = False
         self._gate = asyncio.Event()
         self._gate.set()
         self._users = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._snapshotting = asyncio.Lock()
+        self.snapshotting = asyncio.Lock()
 
     @property
     def sandbox_id(self) -> str:
@@ -91,8 +94,13 @@ class NsSandbox:
         self._ready = asyncio.get_running_loop().create_future()
         self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # read, if nobody waits
         self._channel = Channel(sock, f"sandbox {self._id}", self._on_event, self._on_end)
-        self.gone.clear()
+        self.init_name = f"{self._id}.{next(self._inits)}"
+        self.gone = asyncio.Event()
         return self._ready
+
+    def warm(self) -> None:
+        """Have init fork what the first command needs, while the caller does something else."""
+        self._send({"op": "warm"}, ())
 
     def detach(self) -> None:
         """Let go of the init; it ends by that."""
@@ -102,14 +110,13 @@ class NsSandbox:
             self._files.close()
             self._files = None
 
-    def ended(self, why: str) -> bool:
-        """The init's process is gone. During a restack that is wanted (False); else everything that waits fails."""
+    def ended(self, why: str) -> None:
+        """The present init's process is gone."""
         self.gone.set()
-        if not self._restacking:
-            self.fail(why)
-        return not self._restacking
+        self.fail(why)
 
     def fail(self, why: str) -> None:
+        """The sandbox is lost: everything that waits fails with the reason, now and later."""
         self._why_gone = self._why_gone or why
         error = SandboxGoneError(f"sandbox {self._id}: {self._why_gone}")
         if self._ready is not None and not self._ready.done():
@@ -233,14 +240,30 @@ class NsSandbox:
     # --- copies and state ---
 
     async def snapshot(self) -> str:
-        async with self._snapshotting:
+        async def nothing(snapshot_id: str) -> str:
+            return snapshot_id
+
+        return await self._freeze(nothing)
+
+    async def fork(self, *, key: str = "") -> "NsSandbox":
+        async def create(snapshot_id: str) -> "NsSandbox":
+            try:
+                return await self._driver.create_from(snapshot_id, key=key)
+            finally:
+                await self._driver.drop_snapshot(snapshot_id)
+
+        return await self._freeze(create)
+
+    async def _freeze(self, use: Callable[[str], Awaitable[T]]) -> T:
+        """Take a snapshot and use it, with all other calls held off until this sandbox can go on."""
+        async with self.snapshotting:
             self._gate.clear()
             try:
                 await self._idle.wait()
                 self._alive()
                 if self._commands.running or await self._processes():
-                    return await self._snapshot_running()
-                return await self._snapshot_still()
+                    return await use(await self._snapshot_running())
+                return await self._restack(use)
             except OSError as error:
                 raise SandboxInfraError(f"sandbox {self._id}: its files could not be frozen: {error}") from error
             finally:
@@ -256,25 +279,26 @@ class NsSandbox:
                 await self._signal_all(signal.SIGCONT)
         return self._driver.keep_snapshot(self._spec, frozen)
 
-    async def _snapshot_still(self) -> str:
-        self._restacking = True
+    async def _restack(self, use: Callable[[str], Awaitable[T]]) -> T:
+        """Freeze the upper itself, then start another init above it while the snapshot is being used.
+
+        The former init is let go and not waited for: it runs no command, so nothing writes through its mount any more.
+        """
         try:
-            await self._driver.stop_init(self)
+            self._driver.release_init(self)
             frozen = await self._driver.in_file_thread(self.stack.freeze_upper)
-            await self._driver.start_init(self, self.ends_at - time.monotonic(), DEFAULT_DEADLINE_S)
+            left = self.ends_at - time.monotonic()
+            restart = asyncio.ensure_future(self._driver.start_init(self, left, DEFAULT_DEADLINE_S))
         except BaseException:
             self.fail("lost while its files were being frozen")
             raise
-        finally:
-            self._restacking = False
-        return self._driver.keep_snapshot(self._spec, frozen)
-
-    async def fork(self, *, key: str = "") -> "NsSandbox":
-        snapshot_id = await self.snapshot()
         try:
-            return await self._driver.create_from(snapshot_id, key=key)
+            return await use(self._driver.keep_snapshot(self._spec, frozen))
         finally:
-            await self._driver.drop_snapshot(snapshot_id)
+            try:
+                await restart
+            except (SandboxError, OSError) as error:  # the snapshot is good all the same
+                self.fail(f"lost while its files were being frozen: {error}")
 
     async def pause(self) -> None:
         async with self._use():
