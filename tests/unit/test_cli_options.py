@@ -1,0 +1,47 @@
+"""Every command of the build: options that do not hide each other, help for each, `--json` everywhere."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from odradek.infra.cli.main import COMMANDS, root
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command and sub-command by its full name."""
+
+    def below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+        yield name, command
+        for sub in command.commands.values() if isinstance(command, click.Group) else ():
+            yield from below(f"{name} {sub.name}", sub)
+
+    for name in root.list_commands(click.Context(root)):
+        yield from below(name, importlib.import_module(f"odradek.infra.cli.{name}").command)
+
+
+ALL = dict(commands())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_option_hides_another_and_each_says_what_it_is(name: str) -> None:
+    """`--set` twice on one command would silently take the settings' place."""
+    command = ALL[name]
+    names = Counter(flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts))
+    assert {flag: count for flag, count in names.items() if count > 1} == {}
+    assert command.help
+    silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
+    assert set(silent) <= {"form", "out"}
+
+
+@pytest.mark.parametrize("name", [name for name, command in ALL.items() if not isinstance(command, click.Group)])
+def test_every_command_answers_in_json(name: str) -> None:
+    assert "as_json" in {parameter.name for parameter in ALL[name].params}
+
+
+def test_the_table_names_what_the_build_has() -> None:
+    assert {"task", "replay", "dlq", "weights", "subject", "eval"} <= {name.split()[0] for name in ALL} <= set(COMMANDS)
