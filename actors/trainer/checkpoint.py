@@ -31,6 +31,7 @@ from odradek.actors.trainer.manifest import (
     TRAINER,
     WEIGHTS,
     WEIGHTS_DELTA,
+    ConsentRead,
     Manifest,
     Origin,
     Place,
@@ -111,7 +112,12 @@ class Checkpoints:
         self._full_every = full_every
 
     async def publish(
-        self, state: TrainerState, origin: Origin, numerics_id: str, parent: Weights | None = None
+        self,
+        state: TrainerState,
+        origin: Origin,
+        numerics_id: str,
+        parent: Weights | None = None,
+        consent: ConsentRead | None = None,
     ) -> Published:
         """Store `state` as its version; `parent` are the previous version's weights, to store only what changed."""
         weights = Weights(state.version, hf := to_hf_state(state.policy), state_digest(hf))
@@ -132,6 +138,7 @@ class Checkpoints:
             optimiser_updates=state.optimiser.updates,
             shards=shards,
             delta=info,
+            consent=consent or ConsentRead(),
         )
         key, body = self.place.key(state.version), manifest.encode()
         if await self._store.put_if_absent(key, body):

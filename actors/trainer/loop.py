@@ -6,7 +6,8 @@ input's position. Guarantees:
 - no batch is trained twice, none is skipped: the next holder resumes after the last committed step's batch, and an
   existing manifest is adopted only if it is that very batch's;
 - of two trainers one wins a version; the other discards its result and loads the winner's;
-- members whose consent is gone by the time of the step get zero weight and are listed.
+- members whose consent is gone by the time of the step get zero weight and are listed;
+- what is trained is what the batch recorded: a member whose rebuilt sequence has another hash stops the lane.
 Waits: for batches (nothing is owed), for store and broker (their deadlines). A fenced trainer stops.
 """
 
@@ -28,7 +29,7 @@ from odradek.actors.policy.model import Policy
 from odradek.actors.trainer.batch import TrainingBatch
 from odradek.actors.trainer.checkpoint import Checkpoints, Published, TrainerState, Weights
 from odradek.actors.trainer.errors import BatchError
-from odradek.actors.trainer.manifest import Origin, check_adoptable
+from odradek.actors.trainer.manifest import ConsentRead, Origin, check_adoptable
 from odradek.actors.trainer.step import StepReport, StepSettings, train_step
 from odradek.kernels.numerics import numerics_id
 from odradek.streams import topics
@@ -54,7 +55,6 @@ class _Done:
 
     report: StepReport
     published: Published
-    left_out: list[str]
 
 
 def training_batch(micros: list[MicroArrays]) -> TrainingBatch:
@@ -131,22 +131,29 @@ class TrainerLoop:
         return isinstance(body, StepCompleted) and body.lane == self._lane.lane
 
     async def _begin(self, stage: Stage) -> None:
-        """Publish the warm start as version 0, once."""
+        """Publish the warm start as version 0, once. What the log has as version 0 is taken as it is."""
+        already = await stage.last(topics.WEIGHTS.name, 0, self._is_version_zero)
+        if already is not None:
+            manifest = await self._checkpoints.manifest(0, already.event.body.manifest_sha256)
+            self._state, self._weights = await self._checkpoints.restore(manifest)
+            return
         policy = await self._compute(lambda: Policy.load_hf(self._warm_start))
         state = TrainerState.begin(policy, seed=0)
         origin = Origin(parent=None, configuration=self._lane.training)
-        published = await self._publish(state, origin, None)
-        already = await stage.last(topics.WEIGHTS.name, 0, self._is_version_zero)
-        if already is None:
-            async with stage.transaction() as transaction:
-                await transaction.append(topics.WEIGHTS.name, self._lane.policy, self._version_event(published, ""))
+        published = await self._publish(state, origin, None, ConsentRead())
+        async with stage.transaction() as transaction:
+            await transaction.append(topics.WEIGHTS.name, self._lane.policy, self._version_event(published, ""))
 
     def _is_version_zero(self, record: Record) -> bool:
         try:
             body = record.event.body
         except DecodeError:
             return False
-        return isinstance(body, VersionPublished) and body.policy == self._lane.policy and body.version == 0
+        return isinstance(body, VersionPublished) and (body.policy, body.lane, body.version) == (
+            self._lane.policy,
+            self._lane.lane,
+            0,
+        )
 
     # -- one batch ---------------------------------------------------------------------------------------------
 
@@ -171,11 +178,9 @@ class TrainerLoop:
         state = self._state
         await self._consents.refresh(self._log)
         left_out = [m.session_id for m in batch.members if m.subject and not self._consents(m.subject)]
+        consent = ConsentRead(self._consents.offset, left_out)
         config = await lane_config(self._log, batch)
-        sequences = await sequences_of(self._log, batch)
-        arrays = assembler(batch.assembler_version).materialise(
-            batch, sequences, config.max_staleness, frozenset(left_out)
-        )
+        arrays = await self._materialise(batch, config.max_staleness, frozenset(left_out))
         settings = msgspec.convert(config.training, StepSettings)
         began = asyncio.get_running_loop().time()
         report = await self._compute(
@@ -189,13 +194,32 @@ class TrainerLoop:
         )
         state.version += 1
         await reach("trainer.before_publish")
-        published = await self._publish(state, origin, self._weights)
+        published = await self._publish(state, origin, self._weights, consent)
         await reach("trainer.after_publish")
-        return _Done(report, published, left_out)
+        return _Done(report, published)
 
-    async def _publish(self, state: TrainerState, origin: Origin, parent: Weights | None) -> Published:
+    async def _materialise(
+        self, batch: BatchAssembled, max_staleness: int, left_out: frozenset[str]
+    ) -> list[MicroArrays]:
+        """The batch's arrays from exactly the records it names; raises BatchError where their hash is another one."""
+        sequences = await sequences_of(self._log, batch)
+        code = assembler(batch.assembler_version)
+        leaves: dict[str, str] = code.verify(batch, sequences, max_staleness)
+        wrong = [f"{session} is {verdict}" for session, verdict in leaves.items() if verdict != "rebuilt"]
+        if wrong:
+            raise BatchError(
+                f"batch {batch.batch_id} (ordinal {batch.ordinal}): the log does not give what the batch recorded: "
+                f"{', '.join(wrong[:5])} ({len(wrong)} of {len(leaves)} members); `odradek replay rebuild --verify` "
+                f"shows every batch"
+            )
+        arrays: list[MicroArrays] = code.materialise(batch, sequences, max_staleness, left_out)
+        return arrays
+
+    async def _publish(
+        self, state: TrainerState, origin: Origin, parent: Weights | None, consent: ConsentRead
+    ) -> Published:
         """Store the version; where another trainer's manifest stood first, take that one, if it is of this batch."""
-        published = await self._checkpoints.publish(state, origin, numerics_id(), parent)
+        published = await self._checkpoints.publish(state, origin, numerics_id(), parent, consent)
         if published.won:
             self._state, self._weights = state, published.weights
         else:
@@ -204,6 +228,7 @@ class TrainerLoop:
         return published
 
     async def _commit(self, stage: Stage, offset: int, batch: BatchAssembled, done: _Done) -> None:
+        consent = done.published.manifest.consent
         step = StepCompleted(
             lane=self._lane.lane,
             policy=self._lane.policy,
@@ -213,8 +238,8 @@ class TrainerLoop:
             manifest_key=done.published.key,
             manifest_sha256=done.published.sha256,
             metrics=done.report.metrics(),
-            left_out=done.left_out,
-            subjects_offset=self._consents.offset,
+            left_out=consent.left_out,
+            subjects_offset=consent.subjects_offset,
         )
         event = Event.of(step, id=event_id("step", self._lane.lane, self.version), source=f"trainer.{self._lane.lane}")
         async with stage.transaction() as transaction:

@@ -40,6 +40,16 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings in force, as JSON values."""
 
 
+class ConsentRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the step knew of consent. It belongs to the weights: whoever adopts them reports this, not what it would
+    find itself."""
+
+    subjects_offset: int = 0
+    """subjects.v1 had been read up to here (exclusive)."""
+    left_out: list[str] = []
+    """Sessions whose tokens got zero weight."""
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One version, complete."""
 
@@ -58,6 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: list[Shard]
     delta: DeltaInfo | None = None
     """Set when the weights are stored as a delta on `delta.base_version`."""
+    consent: ConsentRead = ConsentRead()
 
     @property
     def name(self) -> str:
