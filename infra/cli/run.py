@@ -78,6 +78,7 @@ def _run(
     temperature: float,
 ) -> None:
     from odradek.infra.cluster.standing import attached
+    from odradek.infra.config.services import endpoints
     from odradek.infra.serve import apply, job
     from odradek.infra.serve.answers import Verdict
     from odradek.infra.serve.errors import SessionFault
@@ -91,6 +92,7 @@ def _run(
     if recovered != "nothing":
         screen.show([Line("note", f"changes that you accepted earlier were interrupted: now {recovered}")])
     request = job.Request(folder, text, subject or local_subject(), consent, temperature)
+    endpoints(context.config)  # a deployment that does not run is said before anything is read
     copied = job.copy(folder)
     screen.show(job.about(copied))
     with attached(context.config) as deployment:

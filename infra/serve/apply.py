@@ -97,8 +97,8 @@ def recover(root: Path, fault: FaultPoint = lambda _name: None) -> Recovered:
 
 def _plan(folder: Folder, changes: Sequence[Change]) -> list[Step]:
     """The steps in order: removals, emptied directories, new directories, contents. Raises ApplyConflict."""
-    found = {change.path: _look(folder, change.path) for change in changes}
     removed = {c.path for c in changes if c.before is not None and c.before.kind != "dir" and _goes(c)}
+    found = {c.path: None if _is_below(c.path, removed) else _look(folder, c.path) for c in changes}
     conflicts = [text for change in changes if (text := _conflict(folder, change, found[change.path], removed))]
     if conflicts:
         raise ApplyConflict(conflicts)
@@ -129,6 +129,12 @@ def _steps(change: Change, slot: int, found: Found | str | None) -> Iterator[Ste
 def _goes(change: Change) -> bool:
     """Whether what stood at the path is taken away before (or without) anything new is put there."""
     return change.after is None or (change.before is not None and change.before.kind != change.after.kind)
+
+
+def _is_below(path: str, removed: set[str]) -> bool:
+    """Whether a file or link that will be gone stands where the path's directory will be."""
+    parts = path.split("/")
+    return any("/".join(parts[:length]) in removed for length in range(1, len(parts)))
 
 
 def _look(folder: Folder, path: str) -> Found | str | None:
@@ -197,7 +203,7 @@ class _Run:
 
     def _stage(self, staging: int, step: Step, node: Node) -> None:
         name = f"new-{step.slot}"
-        owner = self._folder.look(step.path)
+        owner = self._folder.look(step.path) if step.before else None
         if node.kind == "symlink":
             os.symlink(node.content, os.fsencode(name), dir_fd=staging)
         else:

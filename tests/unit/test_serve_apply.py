@@ -8,13 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.support.serve_world import changes, directory, file, killed_apply, link, on_disk, tree_of, write_tree
 
 from odradek.infra.serve.apply import STAGING_PREFIX, apply, recover
 from odradek.infra.serve.changes import Change
 from odradek.infra.serve.errors import ApplyConflict, ApplyFailed, ServeError
 from odradek.infra.serve.journal import journal_of
 from odradek.infra.serve.snapshot import Node
-from tests.support.serve_world import changes, directory, file, killed_apply, link, on_disk, tree_of, write_tree
 
 BEFORE = {
     "kept.py": file("kept\n"),
