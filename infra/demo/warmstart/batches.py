@@ -89,9 +89,11 @@ def _experts(
     weights, ids = probs.topk(top_k, dim=-1) if replay is None else (probs.gather(1, replay.long()), replay)
     if norm_topk:
         weights = weights / weights.sum(-1, keepdim=True)
-    mix_NE = torch.zeros_like(probs).scatter(1, ids.long(), weights)
-    gate, up = torch.einsum("nh,efh->enf", x, w13).chunk(2, dim=-1)
-    return torch.einsum("enf,ehf,ne->nh", F.silu(gate) * up, w2, mix_NE), ids.int()
+    mix_NE1 = torch.zeros_like(probs).scatter(1, ids.long(), weights)[..., None]
+    experts, hidden, width = w2.shape
+    gate, up = F.linear(x, w13.flatten(0, 1)).view(-1, experts, 2 * width).chunk(2, dim=-1)
+    inner = (F.silu(gate) * up * mix_NE1).flatten(1)
+    return F.linear(inner, w2.transpose(0, 1).reshape(hidden, experts * width)), ids.int()
 
 
 PLAIN = Ops(F.linear, _rms_norm, _experts)
