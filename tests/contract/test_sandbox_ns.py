@@ -12,7 +12,8 @@ import pytest
 from contract.sandbox_contract import SandboxContract, demo_spec, sandbox_images, sh, soon
 
 from odradek.actors.environment.errors import SandboxAdmissionError, SandboxError, SandboxInfraError
-from odradek.actors.environment.ns.driver import NsConfig, NsDriver
+from odradek.actors.environment.ns.admission import NsConfig
+from odradek.actors.environment.ns.driver import NsDriver
 from odradek.actors.environment.ns.instance import start_ticks
 from odradek.actors.environment.protocol import ExecRequest, SandboxSpec
 from odradek.sandbox_images.store import SANDBOX_UID, ImageStore
@@ -52,6 +53,7 @@ async def driver(tmp_path: Path, sandbox_images: ImageStore) -> AsyncIterator[Ns
     assert list((tmp_path / "state").iterdir()) == []
     assert [pid for pid in pids if start_ticks(pid)] == []
     assert str(tmp_path) not in _mounts()
+    assert driver.cgroup_paths() == [] or not any(path.exists() for path in driver.cgroup_paths())
 
 
 class TestNs(SandboxContract):
@@ -109,12 +111,16 @@ class TestNs(SandboxContract):
         self, tmp_path: Path, sandbox_images: ImageStore, demo_spec: SandboxSpec
     ) -> None:
         client, pids = _start_client(tmp_path / "client", sandbox_images, demo_spec)
+        (instance,) = (path.name for path in (tmp_path / "client").iterdir() if path.is_dir())
+        limited = os.geteuid() == 0 and bool(_cgroups_of(""))
+        assert bool(_cgroups_of(instance)) is limited  # as was its group, where this host has groups
         assert all(start_ticks(pid) for pid in pids)  # they were there
         client.kill()
         client.wait()
         for pid in pids:
             assert await soon(lambda pid=pid: _is_dead(pid))  # type: ignore[misc]
-        assert list((tmp_path / "client").iterdir()) == []
+        assert await soon(lambda: _is_empty(tmp_path / "client"))
+        assert _cgroups_of(instance) == []
         client.stdout.close()  # type: ignore[union-attr]
 
     async def test_client_and_zygote_killed_together_are_cleaned_up_by_the_next_start(
@@ -176,6 +182,14 @@ def _owner(pid: int) -> int:
 
 def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def _cgroups_of(instance: str) -> list[Path]:
+    return [path for path in Path("/sys/fs/cgroup").rglob(f"odradek/{instance}") if path.is_dir()]
+
+
+async def _is_empty(directory: Path) -> bool:
+    return os.listdir(directory) == []  # noqa: PTH208
 
 
 async def _none_live(driver: NsDriver) -> bool:

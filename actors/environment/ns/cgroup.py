@@ -5,13 +5,22 @@ writable and hands the controllers down; with v1 (root only) one directory in ea
 only the weaker limits exist here, and a spec that insists on `cgroup` is refused.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from odradek.actors.environment.ns.removal import remove_cgroups
+
 Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
+SHARED = "odradek"
+"""Group of all drivers of this host; the last one to close removes it."""
+
+MAKE_ATTEMPTS = 5
+"""Too low: a driver that starts while others end seems to have no cgroups; more than a few never happen in a row."""
+
 CPU_PERIOD_US = 100_000
 """Period of the CPU quota, the kernel's own default. Shorter: more switching; longer: visible stalls when throttled."""
 
@@ -25,6 +34,9 @@ class Place(NamedTuple):
     def only(self, controllers: Iterable[Controller]) -> "Place":
         """The same with some controllers: in v1 each one more is another group to make and enter."""
         return Place(self.version, {controller: self.parents[controller] for controller in controllers})
+
+    def below(self, name: str) -> "Place":
+        return Place(self.version, {controller: parent / name for controller, parent in self.parents.items()})
 
     def paths(self, name: str) -> list[Path]:
         """The directories of one group, without repetition."""
@@ -81,14 +93,37 @@ def _find_v2(mountpoint: Path, root: str, group: str) -> Place | None:
 
 
 def make_parent(place: Place, name: str, owner: int) -> Place:
-    """A group for one driver, given to the sandbox user so that the zygote can remove it; the place below it."""
-    for path in place.paths(name):
-        path.mkdir(exist_ok=True)
-        if place.version == 2:
-            (path / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in CONTROLLERS))
-        if os.geteuid() == 0:
-            os.chown(path, owner, owner)
-    return Place(place.version, {controller: parent / name for controller, parent in place.parents.items()})
+    """A group for one driver below the group `odradek`; the place below it.
+
+    Both belong to the sandbox user, so that the zygote can remove the driver's when the driver is killed. Tried again
+    when another driver's end removes the shared group at this very moment.
+    """
+    for attempt in range(MAKE_ATTEMPTS):
+        try:
+            _make_groups(place, name, owner)
+            break
+        except FileNotFoundError:
+            if attempt == MAKE_ATTEMPTS - 1:
+                raise
+    return place.below(f"{SHARED}/{name}")
+
+
+def _make_groups(place: Place, name: str, owner: int) -> None:
+    for group in (SHARED, f"{SHARED}/{name}"):
+        for path in place.paths(group):
+            path.mkdir(exist_ok=True)
+            if place.version == 2:
+                (path / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in CONTROLLERS))
+            if os.geteuid() == 0:
+                os.chown(path, owner, owner)
+
+
+def remove_parent(ours: Place) -> None:
+    """Remove a driver's own group, and the shared one if it was the last."""
+    remove_cgroups([str(path) for path in ours.paths("")])
+    for path in ours.paths(".."):
+        with contextlib.suppress(OSError):
+            path.resolve().rmdir()
 
 
 def make_group(place: Place, name: str, limits: dict[Controller, float]) -> None:

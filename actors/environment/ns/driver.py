@@ -97,8 +97,8 @@ class NsDriver:
         self._layers = Layers(self.images)
         try:
             if place is not None:
-                self._cgroups = preflight.try_cgroups(place, f"odradek-{self._instance.name}", owner)
-            paths = [str(path) for path in self._cgroups.paths("")] if self._cgroups is not None else []
+                self._cgroups = preflight.try_cgroups(place, self._instance.name, owner)
+            paths = [str(path) for path in self.cgroup_paths()]
             self._zygote = await ZygoteHost.start(
                 self._instance, str(self.images.layers_dir.absolute()), owner, paths, self._on_gone, self._on_zygote_end
             )
@@ -177,6 +177,10 @@ class NsDriver:
     def zygote_pid(self) -> int:
         """The zygote's process, also when it has ended; 0 before `start`."""
         return self._zygote.pid if self._zygote is not None else 0
+
+    def cgroup_paths(self) -> Sequence[Path]:
+        """This driver's own groups; none where limits are held by rlimits only."""
+        return self._cgroups.paths("") if self._cgroups is not None else []
 
     # --- for NsSandbox ---
 
@@ -384,7 +388,7 @@ class NsDriver:
         remove_tree(self._instance.name, self._instance.state_fd)
         remove_tree(f"{self._instance.name}.lock", self._instance.state_fd)
         if self._cgroups is not None:
-            remove_cgroups([str(path) for path in self._cgroups.paths("")])
+            cgroup.remove_parent(self._cgroups)
         self._instance.close()
         self._layers.close()
 

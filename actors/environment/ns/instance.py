@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from odradek.actors.environment.ns.cgroup import SHARED
 from odradek.actors.environment.ns.removal import remove_cgroups, remove_tree
 
 
@@ -108,7 +109,7 @@ def _reap(state: Path, name: str, state_fd: int, cgroup_parents: list[Path]) -> 
             os.kill(record.pid, signal.SIGKILL)
             _wait_gone(record)
     remove_tree(name, state_fd)
-    remove_cgroups([str(parent / f"odradek-{name}") for parent in cgroup_parents])
+    remove_cgroups([str(parent / SHARED / name) for parent in cgroup_parents])
     return len(records)
 
 

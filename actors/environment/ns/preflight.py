@@ -92,12 +92,12 @@ def find_cgroups() -> cgroup.Place | None:
 
 def try_cgroups(place: cgroup.Place, name: str, owner: int) -> cgroup.Place | None:
     """The driver's own group below `place`, or None if this host refuses after all; tried with real limits."""
-    made = [str(path) for path in place.paths(name)]
+    ours = place.below(f"{cgroup.SHARED}/{name}")
     try:
-        ours = cgroup.make_parent(place, name, owner)
+        cgroup.make_parent(place, name, owner)
         cgroup.make_group(ours, "trial", {"memory": 64 << 20, "pids": 8, "cpu": 1.0})
         remove_cgroups([str(path) for path in ours.paths("trial")])
     except OSError:
-        remove_cgroups(made)
+        cgroup.remove_parent(ours)
         return None
     return ours
