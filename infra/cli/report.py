@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -30,7 +31,7 @@ def command(context: Context, out: Path) -> None:
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: {out.parent} is not a folder")
 
-    async def job() -> tuple[str, int]:
+    async def job(_tell: Callable[[str], None]) -> tuple[str, int]:
         async with opened_log(context) as event_log:
             fold = await RunFollower(event_log).refresh()
             book = await SessionFollower(event_log).refresh()

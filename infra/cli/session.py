@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CODES, Context, command_options
-from odradek.infra.cli.log import opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def list_sessions(context: Context, limit: int, **wanted: str | None) -> None:
     """Sessions on the log, oldest first: origin, group, task, versions, how they ended, turns, calls, reward."""
     from odradek.infra.observe.follow import RunFollower, SessionFollower
 
-    async def work() -> list[Listed]:
+    async def work(_tell: Say) -> list[Listed]:
         async with opened_log(context) as event_log:
             fold = await RunFollower(event_log).refresh()
             return listed(await SessionFollower(event_log).refresh(), fold, wanted)
@@ -140,7 +140,7 @@ def show(context: Context, session_id: str) -> None:
     results, diffs of what they changed, weight versions, verdict."""
     from odradek.infra.observe.transcript import as_text
 
-    async def work() -> Transcript:
+    async def work(_tell: Say) -> Transcript:
         async with opened_log(context) as event_log:
             return await read_transcript(event_log, session_id)
 

@@ -6,7 +6,8 @@ stamp outside of it that differs from its believed neighbours by more than `TOLE
 nor make honest records late. A stamp in its reader's future is never believed: the end of a log has no later records to
 contradict it. Pure; apart from that last rule any reader flags the same records.
 
-Not promised: that the majority of a partition's stamps is right. If most senders are wrong, the others are flagged.
+Not promised: to tell which are wrong where they are the majority (then the others are flagged), nor that a first
+stamp far in the past is one: nothing before it contradicts it, and it looks like a pause.
 """
 
 from __future__ import annotations

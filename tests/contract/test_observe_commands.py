@@ -1,0 +1,77 @@
+"""The commands that only look, against a real broker: what they say is what was written, with every actor stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.folded import folded
+from support.run_log import RunLog, small_run
+
+from odradek.infra.cli.main import run
+from odradek.infra.observe.follow import RunFollower, SessionFollower
+from odradek.streams.config import KafkaConfig
+from odradek.streams.log import EventLog
+from odradek.streams.testing import fresh_config as fresh_config
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+async def written(fresh_config: KafkaConfig) -> RunLog:
+    log = small_run()
+    async with EventLog(fresh_config) as event_log:
+        await log.write(event_log)
+    return log
+
+
+@pytest.fixture
+def asked(
+    written: RunLog, fresh_config: KafkaConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Any:  # fmt: skip
+    monkeypatch.setenv("ODRADEK_KAFKA__BOOTSTRAP", fresh_config.bootstrap)
+    monkeypatch.setenv("ODRADEK_KAFKA__PREFIX", fresh_config.prefix)
+    monkeypatch.setenv("ODRADEK_DATA", str(tmp_path))
+
+    def ask(*arguments: str, code: int = 0) -> str:
+        assert run(list(arguments)) == code
+        return capsys.readouterr().out
+
+    return ask
+
+
+async def test_a_follower_sees_what_a_plain_fold_of_the_log_sees(written: RunLog, fresh_config: KafkaConfig) -> None:
+    fold, book = folded(written)
+    async with EventLog(fresh_config) as event_log:
+        follower, sessions = RunFollower(event_log), SessionFollower(event_log)
+        for _ in range(2):  # reading on changes nothing
+            seen, noted = await follower.refresh(), await sessions.refresh()
+        recent = SessionFollower(event_log)
+        await recent.begin_recent(seen)
+        assert len((await recent.refresh()).sessions) == len(book.sessions)
+    assert (seen.events, seen.by_version, seen.evaluations) == (fold.events, fold.by_version, fold.evaluations)
+    assert (seen.staleness, seen.lost_lengths, seen.dropped) == (fold.staleness, fold.lost_lengths, fold.dropped)
+    assert {s: (n.end, len(n.turns), len(n.calls)) for s, n in noted.sessions.items()} == {
+        s: (n.end, len(n.turns), len(n.calls)) for s, n in book.sessions.items()
+    }
+
+
+def test_the_commands_answer_from_the_log_alone(asked: Any, tmp_path: Path, written: RunLog) -> None:
+    """One test: a process joins the broker anew for each command."""
+    listed = json.loads(asked("session", "list", "--origin", "rl", "--limit", "0", "--json"))
+    assert len(listed) == 48 and {row["end"] for row in listed} == {"done"}
+    shown = asked("session", "show", "group-012-s0")
+    assert "→ edit_file(" in shown and "under version 0" in shown and "reward" in shown
+    transcript = json.loads(asked("session", "show", "group-012-s0", "--json"))
+    assert [entry["kind"] for entry in transcript["entries"]][:3] == ["opened", "message", "turn"]
+    frame = json.loads(asked("watch", "--json", "--no-actors"))
+    assert (frame["version"], frame["steps"], frame["in_flight"]) == (3, 3, {"production": 0, "rl": 0, "eval": 0})
+    page = tmp_path / "page.html"
+    told = json.loads(asked("report", "--out", str(page), "--json"))
+    assert told["records"] == len(written.records) and "Solve rate against weight version" in page.read_text()
+    assert "no session 'nobody'" in asked("session", "show", "nobody", "--json", code=2)
+    assert "72 sessions begin with" in asked("session", "show", "group-", "--json", code=2)
+    assert "is not a folder" in asked("report", "--out", str(tmp_path / "a" / "b.html"), "--json", code=2)
