@@ -62,7 +62,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Limit | None = None
     """Bytes of memory. By rlimit: address space of each process."""
     pids: Limit | None = Limit(256)
-    """Processes and threads at once. By rlimit: exact as well (counted for the sandbox's user namespace)."""
+    """Processes and threads at once. By rlimit: exact as well, counted for the sandbox, the driver's
+    own few processes in it included."""
     disk_bytes: Limit | None = None
     """Bytes written. By rlimit: size of each file."""
 
@@ -239,11 +240,13 @@ class Sandbox(Protocol):
         ...
 
     async def diff(self, *, incremental: bool = False) -> Delta:
-        """The workspace against the state it was created in; `incremental`: against the last incremental diff."""
+        """The workspace against what image and layers make it, also in a fork. `incremental`: against what the last
+        incremental diff, `apply` or fork left, so that the deltas of all calls compose to the whole.
+        """
         ...
 
     async def apply(self, delta: Delta, fetch: FetchContent | None = None) -> None:
-        """Make the workspace what the delta says. Counts as created state for the next incremental diff."""
+        """Make the workspace what the delta says. The next incremental diff starts there."""
         ...
 
     async def snapshot(self) -> str:
