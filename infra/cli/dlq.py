@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CODES, Context, command_options
-from odradek.infra.cli.log import opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def drop(context: Context, letter: int, reason: str) -> None:
 
 
 def _run(context: Context, what: str, work: Callable[[DeadLetters], Coroutine[Any, Any, Any]]) -> Any:
-    async def opened() -> Any:
+    async def opened(_tell: Say) -> Any:
         from odradek.streams.dlq import DeadLetters
 
         async with opened_log(context) as event_log:

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_ENVIRONMENT, Context, command_options
-from odradek.infra.cli.log import opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.errors import InfraError, UsageError
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ FIRST_GROUP_S = 60.0
 """Seconds until a first group must be opened: after that nobody is admitting tasks."""
 LOOK_S = 1.0
 """Seconds between looks at the log."""
-SAY_EVERY_S = 10.0
-"""Seconds between two lines of progress."""
 
 EPILOG = """Exit codes: 0 at least the required share solved and all graded; 1 fewer solved; 2 wrong usage; 3 some tasks
 not graded (a fault of ours or of the machine, also when every graded one was solved); 130 interrupted. Started again
@@ -54,14 +52,14 @@ def command(context: Context, version: int | None, name: str, require: float, ti
     """Evaluate a version: publish the tasks, wait for their verdicts, show the share solved with its interval.
 
     Tasks come from the demo's held-out sets, or from --tasks. A task whose grading failed is reported as not graded,
-    never as unsolved.
+    never as unsolved. What has been evaluated is refused for training from then on.
     """
     if "~" in name or "#" in name or not name:
         raise UsageError(f"--run {name!r}: a name without ~ and #")
 
-    async def work() -> tuple[int, dict[str, SetResult]]:
+    async def work(tell: Say) -> tuple[int, dict[str, SetResult]]:
         async with opened_log(context, create=True) as event_log:
-            return await _evaluate(context, event_log, version, name, timeout, asked)
+            return await _evaluate(context, event_log, version, name, timeout, asked, tell)
 
     used, results = run(context, "evaluating", work)
     lines = [f"version {used}, run {name}", *(_line(one, result) for one, result in results.items())]
@@ -87,7 +85,13 @@ def _line(name: str, result: SetResult) -> str:
 
 
 async def _evaluate(
-    context: Context, event_log: EventLog, version: int | None, name: str, timeout: float, asked: dict[str, Any]
+    context: Context,
+    event_log: EventLog,
+    version: int | None,
+    name: str,
+    timeout: float,
+    asked: dict[str, Any],
+    tell: Say,
 ) -> tuple[int, dict[str, SetResult]]:
     from odradek.infra.cli.eval_plan import EvalPlan
     from odradek.infra.observe.follow import RunFollower
@@ -113,13 +117,13 @@ async def _evaluate(
         )
         await event_log.append(topics.TASKS.name, task.task_id, event)
     keys = frozenset(task.idempotency_key for task in due)
-    fold = await _wait(context, follower, plan, keys, timeout)
+    fold = await _wait(follower, plan, keys, timeout, tell)
     return used, plan.results(fold)
 
 
-async def _wait(context: Context, follower: Any, plan: EvalPlan, due: frozenset[str], timeout: float) -> RunFold:
+async def _wait(follower: Any, plan: EvalPlan, due: frozenset[str], timeout: float, tell: Say) -> RunFold:
     """Until everything that was published now is closed. A time-out is no error: its tasks are unfinished."""
-    began, said = time.monotonic(), 0.0
+    began = time.monotonic()
     while True:
         fold: RunFold = await follower.refresh()
         elapsed = time.monotonic() - began
@@ -131,9 +135,7 @@ async def _wait(context: Context, follower: Any, plan: EvalPlan, due: frozenset[
                 f"none of {len(due)} published tasks was opened within {FIRST_GROUP_S:.0f} s: is the controller "
                 f"running (`odradek status`)? Started again, this evaluation goes on"
             )
-        if elapsed >= said + SAY_EVERY_S:
-            said = elapsed
-            context.say(f"{opened} of {len(due)} tasks opened, {plan.running(fold)} under way")
+        tell(f"{opened} of {len(due)} tasks opened, {plan.running(fold)} under way")
         await asyncio.sleep(LOOK_S)
 
 

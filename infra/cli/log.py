@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from odradek.streams.log import EventLog
 
 T = TypeVar("T")
+Say = Callable[[str], None]
 
 SAY_AFTER_S = 1.0
 """Seconds of silence after which a command says what it waits for."""
@@ -51,14 +52,19 @@ async def opened_log(context: Context, *, create: bool = False) -> AsyncIterator
         yield event_log
 
 
-def run(context: Context, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a command's coroutine; if it takes longer than a moment, say what it is doing and that it still is."""
+def run(context: Context, what: str, work: Callable[[Say], Coroutine[Any, Any, T]]) -> T:
+    """Run a command's coroutine. If it takes longer than a moment, say what it is doing, and go on saying how far it
+    is: `work` is given a function that takes its latest state, told at most every `SAY_EVERY_S`."""
+    latest = [f"{what} …"]
+
+    def tell(state: str) -> None:
+        latest[0] = f"{what}: {state}"
 
     async def told() -> T:
-        task = asyncio.ensure_future(work())
+        task = asyncio.ensure_future(work(tell))
         wait = SAY_AFTER_S
         while not (await asyncio.wait({task}, timeout=wait))[0]:
-            context.say(f"{what} …")
+            context.say(latest[0])
             wait = SAY_EVERY_S
         return task.result()
 

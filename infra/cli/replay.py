@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
-from odradek.infra.cli.log import opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def rebuild(context: Context, verify: bool, lane: str, batch_id: str | None) -> 
         return
     from odradek.infra.cli.replay_work import rebuilt_batches
 
-    async def work() -> Any:
+    async def work(tell: Say) -> Any:
         async with opened_log(context) as event_log:
-            return await rebuilt_batches(event_log, lane, batch_id, context.say)
+            return await rebuilt_batches(event_log, lane, batch_id, tell)
 
     found = run(context, "rebuilding", work)
     context.result(found, "\n".join(one.text() for one in found) or f"no batch of lane {lane}")
@@ -72,9 +72,9 @@ def verify(context: Context, lane: str, batch_id: str | None) -> None:
 def _verify(context: Context, lane: str, batch_id: str | None) -> None:
     from odradek.infra.cli.replay_work import verified_batches
 
-    async def work() -> Any:
+    async def work(tell: Say) -> Any:
         async with opened_log(context) as event_log:
-            return await verified_batches(event_log, lane, batch_id, context.say)
+            return await verified_batches(event_log, lane, batch_id, tell)
 
     report = run(context, "rebuilding", work)
     bad = [one for one in report.batches if not one.identical]
@@ -142,14 +142,14 @@ def export(context: Context, form: str, out: Path, overwrite: bool, tokenizer: P
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{out}: there is no folder {out.absolute().parent}")
     decode = _decoder(tokenizer or TOKENIZER)
-    report = run(context, "exporting", lambda: _export(context, form, out, wanted, decode))
+    report = run(context, "exporting", lambda tell: _export(context, form, out, wanted, decode, tell))
     left_out = dict(sorted(report.left_out.items()))
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
     value = {"out": str(out), "rows": report.rows, "tokens": report.tokens, "left_out": left_out}
     context.result(value, f"{report.rows} sessions, {report.tokens} tokens in {out}; left out: {reasons}")
 
 
-async def _export(context: Context, form: str, out: Path, wanted: Filter, decode: Decode) -> ExportReport:
+async def _export(context: Context, form: str, out: Path, wanted: Filter, decode: Decode, tell: Say) -> ExportReport:
     from odradek.streams.replay.export import export as write
     from odradek.streams.replay.formats import JsonlWriter, ParquetWriter
     from odradek.streams.replay.select import describe
@@ -157,7 +157,7 @@ async def _export(context: Context, form: str, out: Path, wanted: Filter, decode
     async with opened_log(context) as event_log:
         described = msgspec.json.encode(describe(wanted), order="deterministic")
         with JsonlWriter(out) if form == "jsonl" else ParquetWriter(out, described) as writer:
-            return await write(event_log, wanted, decode, writer, context.say)
+            return await write(event_log, wanted, decode, writer, tell)
 
 
 def _decoder(path: Path) -> Decode:

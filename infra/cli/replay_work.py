@@ -20,8 +20,6 @@ from odradek.streams.replay.rebuild import RebuildReport, batches_of, lane_confi
 from odradek.streams.replay.select import bodies
 
 Say = Callable[[str], None]
-SAY_EVERY = 20
-"""Batches between two lines of progress."""
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +48,7 @@ async def verified_batches(event_log: EventLog, lane: str, batch_id: str | None,
     report = RebuildReport()
     async for batch, after in _wanted(event_log, lane, batch_id):
         report.batches.append(await verify_batch(event_log, batch, after))
-        if len(report.batches) % SAY_EVERY == 0:
-            say(str(report))
+        say(str(report))
     return report
 
 
@@ -64,8 +61,7 @@ async def rebuilt_batches(event_log: EventLog, lane: str, batch_id: str | None, 
     found: list[Rebuilt] = []
     async for batch, _ in _wanted(event_log, lane, batch_id):
         found.append(await _rebuilt(event_log, batch, frozenset(left_out.get(batch.batch_id, ()))))
-        if len(found) % SAY_EVERY == 0:
-            say(f"{len(found)} batches rebuilt")
+        say(f"{len(found)} batches")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from odradek.infra.cli.context import EXIT_CODES, Context, command_options
-from odradek.infra.cli.log import opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run
 
 
 @click.group(epilog=EXIT_CODES)
@@ -47,7 +47,7 @@ def withdraw(context: Context, subject: str, reason: str) -> None:
 def show(context: Context, subject: str) -> None:
     """Whether SUBJECT's consent to train stands now."""
 
-    async def work() -> bool:
+    async def work(_tell: Say) -> bool:
         from odradek.streams.privacy.consent import Consents
 
         async with opened_log(context) as event_log:
@@ -63,7 +63,7 @@ def _say(context: Context, subject: str, *, granted: bool, reason: str) -> None:
     if not subject.strip():
         raise click.UsageError("a subject has a name")
 
-    async def work() -> Any:
+    async def work(_tell: Say) -> Any:
         from odradek.streams import topics
         from odradek.streams.envelope import Event, event_id
         from odradek.streams.events.meta import Meta

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
-from odradek.infra.cli.log import opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run
 
 SOURCE = "odradek-cli"
 """`ce_source` of what this command writes."""
@@ -57,7 +57,7 @@ def publish(context: Context, sources: tuple[Path, ...], **options: Any) -> None
     for note in notes:
         context.say(f"note: {note}")
 
-    async def work() -> list[Published]:
+    async def work(_tell: Say) -> list[Published]:
         from odradek.streams import topics
         from odradek.streams.envelope import Event, event_id
 
@@ -100,7 +100,7 @@ def cancel(context: Context, task_id: str, reason: str) -> None:
     Needs only the broker. Cancelling an id that nobody has published keeps a later task of that id from being opened.
     """
 
-    async def work() -> Any:
+    async def work(_tell: Say) -> Any:
         from odradek.streams import topics
         from odradek.streams.envelope import Event, event_id
         from odradek.streams.events.tasks import TaskCancelled
@@ -130,8 +130,11 @@ def check(context: Context, source: Path, runs: int) -> None:
     """
     from odradek.actors.tasks.directory import load_tasks
     from odradek.infra.cli.task_check import check_tasks
+    from odradek.infra.config.services import data_dir
 
-    results = run(context, "checking", lambda: check_tasks(load_tasks(source), runs, context))
+    results = run(
+        context, "checking", lambda tell: check_tasks(load_tasks(source), runs, data_dir(context.config), tell)
+    )
     context.result(results, "\n".join(result.text() for result in results))
     if any(result.verdict != "admitted" for result in results):
         raise click.exceptions.Exit(EXIT_CASE_FAILED)

@@ -10,7 +10,8 @@ import asyncio
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -26,8 +27,6 @@ from odradek.actors.session.ports import WorkspaceStart
 from odradek.actors.tasks.errors import TaskNotPublishable
 from odradek.actors.tasks.refusal import refusal
 from odradek.actors.tasks.spec import SHELL, TaskSpec
-from odradek.infra.cli.context import Context
-from odradek.infra.config.services import data_dir
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams.blobs import BlobStore, MemoryStore
 from odradek.streams.events.sessions import FileChange, SessionCompleted, Usage, WorkspaceDelta
@@ -70,9 +69,9 @@ def _rarest(item: tuple[str, int]) -> tuple[int, str]:
     return item[1], item[0]
 
 
-async def check_tasks(specs: Sequence[TaskSpec], runs: int, context: Context) -> list[TaskCheck]:
-    """Each task's check, in order. Faults of the host are raised; faults of a task are its result."""
-    root = data_dir(context.config)
+async def check_tasks(specs: Sequence[TaskSpec], runs: int, root: Path, tell: Callable[[str], None]) -> list[TaskCheck]:
+    """Each task's check, in order; images are kept below `root`. Faults of the host are raised; faults of a task are
+    its result."""
     state = root / "sandboxes" / f"task-check-{os.getpid()}"
     images = ImageStore(root / "images")
     driver = NsDriver(state, images)
@@ -81,7 +80,7 @@ async def check_tasks(specs: Sequence[TaskSpec], runs: int, context: Context) ->
         factory = SandboxFactory(driver, images, BlobStore(MemoryStore()))
         results = []
         for number, spec in enumerate(specs, 1):
-            context.say(f"{number}/{len(specs)} {spec.name}: {runs} gradings of its solution")
+            tell(f"{spec.name}, {number} of {len(specs)}")
             await asyncio.to_thread(factory.image_digest, spec.image)
             results.append(await check_task(spec, runs, factory))
         return results

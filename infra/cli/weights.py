@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CODES, Context, command_options
-from odradek.infra.cli.log import opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def unpin(context: Context, policy: str | None, reason: str) -> None:
 def explain(context: Context, version: int, policy: str | None, sessions: bool) -> None:
     """Where VERSION came from: its parent, the batch, the sessions in it, their tasks and rewards."""
 
-    async def work() -> Lineage:
+    async def work(_tell: Say) -> Lineage:
         from odradek.streams.replay.lineage import lineage, versions_of
 
         async with opened_log(context) as event_log:
@@ -111,7 +111,7 @@ def explain(context: Context, version: int, policy: str | None, sessions: bool) 
 
 
 def _versions(context: Context, policy: str | None) -> Versions:
-    async def work() -> Versions:
+    async def work(_tell: Say) -> Versions:
         from odradek.streams.replay.lineage import versions_of
 
         async with opened_log(context) as event_log:
@@ -130,7 +130,7 @@ def _decide(context: Context, policy: str | None, version: int | None, body_of: 
     """Append the decision, after a look at whether the version exists."""
     name = policy or context.config.lane.policy
 
-    async def work() -> Any:
+    async def work(_tell: Say) -> Any:
         from odradek.streams import topics
         from odradek.streams.envelope import Event, event_id
         from odradek.streams.events.meta import Meta

@@ -137,8 +137,7 @@ async def export(
             writer.write(row)
             report.rows += 1
             report.tokens += len(row.tokens)
-            if report.rows % (4 * CHUNK) == 0:
-                say(f"{report.rows} of at most {len(selection.sessions)} sessions written")
+            say(f"{report.rows} of at most {len(selection.sessions)} sessions written")
     return report
 
 
