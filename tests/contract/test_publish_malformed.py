@@ -23,13 +23,13 @@ from odradek.streams.dlq import DeadLetters, Why
 from odradek.streams.envelope import Headers, Record
 from odradek.streams.errors import DecodeError, UnknownEventType
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
-from odradek.streams.events.groups import GroupDiscarded
+from odradek.streams.events.groups import GroupDiscarded, GroupOpened
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardRevised
 from odradek.streams.events.sessions import EnvironmentClosed
 from odradek.streams.events.subjects import ConsentGranted
 from odradek.streams.events.tasks import FeedbackGiven, TaskCancelled, TaskPublished
-from odradek.streams.events.weights import CanaryShared
+from odradek.streams.events.weights import CanaryShared, VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.replay.export import export
 from odradek.streams.replay.rebuild import rebuild_all
@@ -141,6 +141,7 @@ def intake(log: EventLog) -> ControllerActor:
 SET_ASIDE = "ControllerActor._set_aside calls DeadLetters.list, which does not exist: the first bad record kills it"
 RECOVER = "ControllerActor._recover decodes without a guard: one bad record on groups.v1 stops every start"
 UNKNOWN = "UnknownEventType is no DecodeError, and nothing here catches it: one record stops the consumer for ever"
+HOSTILE = "admission takes any number of attempts: none or a negative number opens a group of nobody, too many block"
 PACKED = "read_i32 raises DecodeError inside sequence_of, and read_sequences catches MalformedSession only"
 
 
@@ -176,6 +177,19 @@ async def test_the_controller_starts_over_malformed_records_among_its_own_decisi
     await spoil(log, "groups.v1", partition=topics.GROUPS.partition_of(LANE.lane))
     outputs = [(topics.GROUPS.name, topics.GROUPS.partition_of(lane)) for lane in (LANE.lane, EVAL_LANE)]
     assert await intake(log)._recover(outputs)
+
+
+@pytest.mark.xfail(reason=HOSTILE)
+@pytest.mark.parametrize("attempts", [0, -3, 10**6])
+def test_a_foreign_task_that_no_deployment_can_run_does_not_hold_up_the_next(attempts: int) -> None:
+    core = Controller(LANE)
+    core.on_weights(VersionPublished(policy="demo", version=0, manifest_key="k", manifest_sha256="s"))
+    for offset, task_id in enumerate(["hostile", "good"]):
+        task = TaskPublished(task_id=task_id, instruction="x", attempts=attempts if task_id == "hostile" else 2)
+        core.on_task(RecordRef("tasks.v1", 0, offset), task)
+    decided = core.decide(0, 8, [0] * topics.SESSION_PARTITIONS)
+    assert [body.task_id for body in decided if isinstance(body, GroupOpened)] == ["good"]
+    assert [body.reason for body in decided if isinstance(body, GroupDiscarded)] == ["refused"]
 
 
 # -- assembly, the run's fold, replay --------------------------------------------------------------------------------
