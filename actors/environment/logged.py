@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 
 from odradek.actors.environment.delta import Delta, DeltaEntry
+from odradek.actors.environment.errors import SandboxInfraError
 from odradek.streams.blobs import BlobStore
 from odradek.streams.events.sessions import FileChange, WorkspaceDelta
 
@@ -24,6 +25,8 @@ async def to_logged(delta: Delta, blobs: BlobStore, subject: str) -> WorkspaceDe
 
 
 async def _change(entry: DeltaEntry, blobs: BlobStore, subject: str) -> FileChange:
+    if entry.kind == "file" and entry.content is None:
+        raise SandboxInfraError(f"{entry.path!r}: the driver gave a digest without the content; nothing can log that")
     content = entry.content or b""
     if entry.kind == "symlink":
         content = entry.target.encode()

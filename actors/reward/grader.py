@@ -18,11 +18,12 @@ from odradek.actors.reward import combine, hidden_tests, verifier
 from odradek.actors.reward.efficiency import Conduct
 from odradek.actors.reward.errors import GraderCouldNotRun
 from odradek.actors.session.ports import WorkspaceStart
+from odradek.streams.errors import BlobCorrupt, BlobMissing
 from odradek.streams.events.sessions import SessionFailed
 from odradek.streams.events.tasks import HiddenTests, TaskPublished
 
 GRADER = "hidden-tests"
-VERSION = f"1+{combine.VERSION}"
+VERSION = f"2+{combine.VERSION}"
 """Of the graders and of the combination; logged with each reward."""
 GRADING_SECONDS = 20.0
 """Seconds the cases of one task may take together. Too low fails slow but right solutions; too high lets a loop hold
@@ -57,7 +58,7 @@ async def grade(task: TaskPublished, conduct: Conduct, factory: SandboxFactory) 
             solved, passed, failed, notes = await _judge(task, sandbox)
         finally:
             await sandbox.destroy()
-    except SandboxError as error:
+    except (SandboxError, BlobMissing, BlobCorrupt) as error:
         raise GraderCouldNotRun(f"{type(error).__name__}: {error}") from error
     components = {"solved": solved, "turns": float(conduct.turns), "errors": float(conduct.errors)}
     return Grade(components, combine.total(components), passed, failed, notes, (time.monotonic() - began) * 1000)

@@ -47,7 +47,7 @@ def command(tests: HiddenTests, mark: str, workspace: str) -> list[str]:
         "started": STARTED,
         "cases": [[case.id, case.args] for case in tests.cases],
     }
-    return ["python3", "-S", "-B", "-E", "-c", _PROGRAM, json.dumps(plan), workspace]
+    return ["python3", "-I", "-S", "-B", "-c", _PROGRAM, json.dumps(plan), workspace]
 
 
 def judge(tests: HiddenTests, mark: str, output: str, timed_out: bool) -> Verdict:
@@ -78,7 +78,7 @@ def _report(line: str, mark: str) -> tuple[str, str, Any] | None:
         return None
     try:
         parsed = json.loads(line[len(mark) :])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     match parsed:
         case [str() as case, str() as kind, value]:
@@ -91,11 +91,13 @@ def _same(report: tuple[str, Any] | None, want: Any) -> bool:
 
 
 def equal(got: Any, want: Any) -> bool:
-    """Equal in value and type, all the way down: True is not 1, 1.0 is not 1."""
+    """Equal in value and type, all the way down: True is not 1, 1.0 is not 1. Not a number equals nothing."""
     if type(got) is not type(want):
         return False
     if isinstance(want, list):
         return len(got) == len(want) and all(equal(g, w) for g, w in zip(got, want, strict=True))
+    if isinstance(want, dict):
+        return got.keys() == want.keys() and all(equal(got[key], value) for key, value in want.items())
     return bool(got == want)
 
 
