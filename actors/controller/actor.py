@@ -173,7 +173,7 @@ class ControllerActor:
 
     async def _set_aside(self, record: Record, error: DecodeError) -> None:
         """To the dead letters, once: a restarted controller reads the same record again."""
-        known = await self._letters.list(NAME, settled=True)
+        known = await self._letters.letters(NAME, settled=True)
         if all(letter.origin != record.ref for letter in known):
             await self._letters.put(NAME, record, Why.DECODE, str(error), 0)
 

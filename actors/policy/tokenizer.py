@@ -122,7 +122,8 @@ class Tokenizer:
     def _shown(self, number: int) -> bytes:
         if number in self._special_names:
             return self._special_names[number].encode()
-        return self._bytes[number] if 0 <= number < self.vocab_size else b"<unknown %d>" % number
+        known: bytes = self._bytes[number] if 0 <= number < self.vocab_size else b"<unknown %d>" % number
+        return known
 
 
 _ODD_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")

@@ -97,7 +97,7 @@ class Lane(Section, frozen=True, kw_only=True):
     """Name of the lane, one partition of groups.v1."""
     policy: str = "demo"
     """Id of the policy that it trains."""
-    groups_per_batch: Count = 12
+    groups_per_batch: Count = 8
     """Kept groups that close a batch."""
     attempts: Annotated[int, msgspec.Meta(ge=2)] = 8
     """Sessions of one group. Fewer than about 4 leave few groups with any spread."""

@@ -30,7 +30,7 @@ from odradek.sandbox_images.store import ImageStore
 RECIPE = Path(__file__).parents[2] / "sandbox_images/recipes/demo.toml"
 CHANGED_FILES = 200
 SETTLE_S = 0.02
-"""Seconds before each measurement, for what the one before left to do in the background (process exits, name spaces)."""
+"""Seconds before each measurement, for what the one before left to do (process exits, name spaces)."""
 TRUE = ("true",)
 PYTHON = ("python3", "-S", "-B", "-c", "pass")
 

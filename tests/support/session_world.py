@@ -79,7 +79,7 @@ class Killed(BaseException):
 
 @dataclass
 class ScriptedModel:
-    """`EnginePort` that says the given turns; asked again for a turn it says the same, as a deterministic engine does."""
+    """`EnginePort` that says the given turns; asked again for a turn it says the same, as a real one does."""
 
     turns: list[list[int]]
     fail: int = 0
