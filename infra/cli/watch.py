@@ -84,4 +84,5 @@ async def _watch(context: Context, event_log: Any, watcher: Any, absent: str, *,
     with Live(auto_refresh=False, screen=Console().is_terminal) as live:
         while True:
             live.update(screen(await look(), actors_absent=absent), refresh=True)
+            sessions.book.prune()
             await asyncio.sleep(every)

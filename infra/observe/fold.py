@@ -110,8 +110,8 @@ class RunFold:
     masked_tokens: int = 0
     """Tokens left out of the objective because they were staler than the bound."""
     lanes: dict[str, LaneConfigured] = field(default_factory=dict)
-    seals: dict[str, list[int]] = field(default_factory=dict)
-    """By lane the offsets of its sealed RL groups."""
+    seals: dict[str, dict[int, int]] = field(default_factory=dict)
+    """By lane the offsets of its sealed RL groups, and when each was sealed (ms)."""
     gradings: list[Grading] = field(default_factory=list)
     clocks: dict[tuple[str, int], LogClock] = field(default_factory=dict)
     """By (topic, partition)."""
@@ -127,7 +127,10 @@ class RunFold:
     """Replica to every version it reported as loaded."""
     replicas: dict[str, ReplicaReported] = field(default_factory=dict)
     """The newest report of each replica."""
-    _batch_times: dict[str, int] = field(default_factory=dict)
+    batch_times: dict[str, int] = field(default_factory=dict)
+    """When each batch was assembled (ms)."""
+    step_events: list[StepCompleted] = field(default_factory=list)
+    """Of `steps`, in the same order."""
     _seen: set[str] = field(default_factory=set)
 
     def apply(self, ref: RecordRef, event_id: str, meta: Meta, body: Any, time_ms: int) -> None:
@@ -142,7 +145,7 @@ class RunFold:
             case LaneConfigured():
                 self.lanes[body.lane] = body
             case GroupOpened() | GroupSealed() | GroupDiscarded():
-                self._group(ref, body)
+                self._group(ref, body, time_ms)
             case RewardAssigned():
                 self.gradings.append(Grading(at, ref.partition, body.grading_ms))
                 self._reward(meta, body)
@@ -164,7 +167,7 @@ class RunFold:
             case _:
                 pass
 
-    def _group(self, ref: RecordRef, body: GroupOpened | GroupSealed | GroupDiscarded) -> None:
+    def _group(self, ref: RecordRef, body: GroupOpened | GroupSealed | GroupDiscarded, time_ms: int) -> None:
         match body:
             case GroupOpened():
                 self.groups[body.group_id] = body
@@ -174,7 +177,7 @@ class RunFold:
                 self.sealed += 1
                 group = self.groups.get(body.group_id)
                 if group is None or group.purpose == "rl":
-                    self.seals.setdefault(body.lane, []).append(ref.offset)
+                    self.seals.setdefault(body.lane, {})[ref.offset] = time_ms
             case GroupDiscarded():
                 self.open_groups.discard(body.group_id)
                 self.discarded[body.reason] += 1
@@ -184,7 +187,7 @@ class RunFold:
     def _batch(self, ref: RecordRef, body: BatchAssembled, time_ms: int) -> None:
         self.batches[body.batch_id] = body
         self.batch_refs[body.batch_id] = ref
-        self._batch_times[body.batch_id] = time_ms
+        self.batch_times[body.batch_id] = time_ms
         self.dropped.update(group.reason for group in body.dropped)
         for group in body.dropped:
             self.lost_lengths.setdefault(group.reason, []).extend(group.sampled_tokens)
@@ -194,8 +197,9 @@ class RunFold:
 
     def _step(self, body: StepCompleted, time_ms: int) -> None:
         previous = next((s.time_ms for s in reversed(self.steps) if s.lane == body.lane), 0)
-        began = max(previous, self._batch_times.get(body.batch_id, time_ms))
+        began = max(previous, self.batch_times.get(body.batch_id, time_ms))
         seconds = max(0, time_ms - began) / 1000
+        self.step_events.append(body)
         self.steps.append(Step(body.step, time_ms, body.metrics, body.batch_id, body.lane, seconds))
 
     def _reward(self, meta: Meta, body: RewardAssigned) -> None:
@@ -222,7 +226,13 @@ class RunFold:
     def unbatched(self, lane: str) -> int:
         """Sealed RL groups of a lane that no batch has consumed yet: the assembler's lag."""
         last = max((b.input_offset for b in self.batches.values() if b.lane == lane), default=-1)
-        return sum(offset > last for offset in self.seals.get(lane, []))
+        return sum(offset > last for offset in self.seals.get(lane, {}))
+
+    def assembling_since(self, batch: BatchAssembled) -> int:
+        """When the first group that the batch consumed was sealed (ms)."""
+        seals = self.seals.get(batch.lane, {})
+        offsets = [*batch.groups, *(group.offset for group in batch.dropped)]
+        return min((seals[at] for at in offsets if at in seals), default=self.batch_times[batch.batch_id])
 
     @property
     def untrained(self) -> int:

@@ -32,6 +32,9 @@ INT32_BYTES = 4
 RECENT_RECORDS = 1000
 """Newest records of a partition in which `SessionBook.recent` looks. Too few undercounts a busy partition's last
 seconds; too many costs a live view time."""
+KEPT_SESSIONS = 5000
+"""Ended sessions that a reader without an end remembers: some 10 MB. Fewer than are ungraded at one time hides the
+reward actor's lag."""
 CALL = -1
 FAILED = "failed"
 """`SessionNote.end` of a session that a fault of ours ended."""
@@ -123,6 +126,14 @@ class SessionBook:
     """Records of sessions whose opening was not read (a reader that began in the middle)."""
     clocks: dict[int, LogClock] = field(default_factory=dict)
     finished_calls: int = 0
+    opened: Counter[Origin] = field(default_factory=Counter)
+    ended: Counter[tuple[Origin, str]] = field(default_factory=Counter)
+    """By origin and end."""
+    calls: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """Finished calls by tool and whether the result was an error."""
+    turns: int = 0
+    sampled: Counter[int] = field(default_factory=Counter)
+    """Sampled tokens by weight version; a turn under several counts for its newest."""
     _marks: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """By partition, in order: (clock index, sampled tokens) of each turn, (clock index, -1) of each finished call."""
     _rules: dict[str, OwnerRule] = field(default_factory=dict)
@@ -148,6 +159,7 @@ class SessionBook:
             note = self.sessions[key] = SessionNote(
                 key, ref.partition, opened, meta.origin, meta.tenant, first_offset=ref.offset, opened_at=at
             )
+            self.opened[meta.origin] += 1
         note.last_offset, note.last_at = ref.offset, at
         self._note(note, at, body)
         return note
@@ -161,6 +173,8 @@ class SessionBook:
             case TurnSampled():
                 note.turns.append(_turn(at, body))
                 self._marks.setdefault(note.partition, []).append((at, note.turns[-1].sampled_tokens))
+                self.turns += 1
+                self.sampled[max(note.turns[-1].versions, default=-1)] += note.turns[-1].sampled_tokens
             case ToolRequested():
                 note.calls.append(CallNote(at, body.turn, body.index, body.name, body.effect))
                 for turn in note.turns[-1:]:
@@ -169,8 +183,10 @@ class SessionBook:
                 self._done(note, at, body)
             case SessionCompleted():
                 note.end, note.usage, note.ended_at = body.reason, body.usage, at
+                self.ended[note.origin, note.end] += 1
             case SessionFailed():
                 note.end, note.cause, note.ended_at = FAILED, body.cause, at
+                self.ended[note.origin, note.end] += 1
             case _:
                 pass
 
@@ -180,8 +196,20 @@ class SessionBook:
                 call.done_at, call.is_error, call.duration_ms = at, body.is_error, body.duration_ms
                 call.changed_files = len(body.delta.changes) if body.delta is not None else 0
                 self.finished_calls += 1
+                self.calls[call.name, body.is_error] += 1
                 self._marks.setdefault(note.partition, []).append((at, CALL))
                 return
+
+    def prune(self, keep: int = KEPT_SESSIONS) -> int:
+        """Forget the oldest ended sessions beyond `keep`, for a reader that never ends; the counters stay. Later
+        records of a forgotten session are `headless`. Returns how many were forgotten."""
+        ended = [session for session, note in self.sessions.items() if note.end]
+        forgotten = ended[: max(0, len(ended) - keep)]
+        for session in forgotten:
+            del self.sessions[session], self._rules[session]
+        for marks in self._marks.values():
+            del marks[: max(0, len(marks) - RECENT_RECORDS)]
+        return len(forgotten)
 
     def time(self, note: SessionNote, at: int) -> int:
         """When a record of this session happened, milliseconds since 1970."""

@@ -1,0 +1,100 @@
+"""Telemetry of a deployment, beside whatever runs it: a thread that follows the log and the actors.
+
+Owns: the metrics page, always; the spans of assembly and training, where an endpoint is set (sessions and gradings are
+traced by their actors). It only looks: it writes nothing, and when the broker or an actor does not answer it keeps the
+last picture, says so once, and goes on looking. Waits: `EVERY_S` between two looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from odradek.actors.runtime.deployment import Deployment
+from odradek.infra.observe.actors import ActorWatcher, Ask, ray_ask
+from odradek.infra.observe.follow import RunFollower, SessionFollower
+from odradek.infra.telemetry.batches import BatchSpans
+from odradek.infra.telemetry.metrics import MetricsServer, collect
+from odradek.streams.log import EventLog
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+"""Seconds between two looks. Shorter than a scrape interval helps nobody; longer makes the page old."""
+STOP_S = 10.0
+"""Seconds the thread gets to end its look and close its connections."""
+
+Say = Callable[[str], None]
+
+
+class TelemetryService:
+    """See the module. `start` returns once the page is served; its first picture follows."""
+
+    def __init__(self, deployment: Deployment, names: Sequence[str], ask: Ask) -> None:
+        self._deployment = deployment
+        self._watcher = ActorWatcher(names, ask)
+        self._newest: Sequence[Metric] = ()
+        self._server = MetricsServer(lambda: self._newest)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="telemetry", daemon=True)
+        self._failing = False
+
+    def start(self, port: int | None = None) -> str:
+        """Returns the address of the metrics page."""
+        address = self._server.start(port)
+        self._thread.start()
+        return address
+
+    def stop(self) -> None:
+        """End the thread and the page."""
+        self._stopping.set()
+        self._thread.join(STOP_S)
+        self._server.stop()
+
+    def _main(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                asyncio.run(self._follow())
+            except Exception as error:  # a broker that restarts: the page keeps its last picture, its time says so
+                if not self._failing:
+                    log.warning("telemetry: %s: %s; looking again", type(error).__name__, error)
+                self._failing = True
+                self._stopping.wait(EVERY_S)
+
+    async def _follow(self) -> None:
+        batches = BatchSpans.of(self._deployment.otlp_endpoint)
+        try:
+            async with EventLog(self._deployment.kafka) as event_log:
+                run, sessions = RunFollower(event_log), SessionFollower(event_log)
+                await sessions.begin_recent(await run.refresh())
+                batches.skip(run.fold)
+                while not self._stopping.is_set():
+                    views = await self._watcher.look()
+                    fold, book = await run.refresh(), await sessions.refresh()
+                    book.prune()
+                    self._newest = collect(fold, book, views, int(time.time() * 1000))
+                    batches.send(fold)
+                    self._failing = False
+                    await asyncio.to_thread(self._stopping.wait, EVERY_S)
+        finally:
+            batches.close()
+
+
+@contextmanager
+def telemetry(
+    deployment: Deployment, handles: Mapping[str, Any], say: Say, *, port: int | None = None
+) -> Iterator[TelemetryService]:
+    """Serve metrics (and send spans, if an endpoint is set) as long as the block runs. Ray must be connected."""
+    service = TelemetryService(deployment, list(handles), ray_ask(deployment.namespace, handles))
+    say(f"metrics at {service.start(port)}")
+    try:
+        yield service
+    finally:
+        service.stop()

@@ -1,0 +1,82 @@
+"""The telemetry thread against a real broker: a page that grows with the log, spans of what is new, and an end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from support.collector import collecting
+from support.run_log import small_run
+
+from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
+from odradek.infra.deadline import Deadline
+from odradek.infra.telemetry.service import TelemetryService
+from odradek.streams.config import KafkaConfig
+from odradek.streams.events.groups import LaneConfigured
+from odradek.streams.log import EventLog
+from odradek.streams.testing import fresh_config as fresh_config
+
+pytestmark = pytest.mark.contract
+
+
+def deployment(kafka: KafkaConfig, endpoint: str) -> Deployment:
+    return Deployment(
+        kafka=kafka,
+        store=ObjectStoreAddress(endpoint="", bucket=""),
+        lane=LaneConfigured(lane="main-0", policy="demo", groups_per_batch=1, attempts=2, max_staleness=1),
+        data_dir="",
+        tokenizer_file="",
+        warm_start_dir="",
+        otlp_endpoint=endpoint,
+    )
+
+
+async def no_one(name: str) -> Mapping[str, Any]:
+    raise ConnectionError(name)
+
+
+async def wait_for(what: str, seen: Callable[[], bool]) -> None:
+    """Within a minute: the service looks every few seconds."""
+    deadline = Deadline(60)
+    while not seen():
+        assert not deadline.expired, f"waited for {what}"
+        await asyncio.sleep(0.2)
+
+
+async def test_the_page_follows_the_log_and_batches_are_traced(fresh_config: KafkaConfig) -> None:
+    def page() -> str:
+        return urllib.request.urlopen(address, timeout=10).read().decode()
+
+    with collecting() as collector:
+        service = TelemetryService(deployment(fresh_config, collector.endpoint), ["trainer"], no_one)
+        address = service.start()
+        try:
+            await wait_for("the first picture", lambda: "odradek_steps_total 0.0" in page())
+            async with EventLog(fresh_config) as event_log:
+                await small_run(versions=2).write(event_log)
+            await wait_for("the steps", lambda: "odradek_steps_total 2.0" in page())
+            await wait_for("the rewards", lambda: 'odradek_rewards_total{verdict="assigned"} 56.0' in page())
+            text = page()
+        finally:
+            service.stop()
+        assert 'odradek_actor_up{actor="trainer"} 0.0' in text
+        assert 'odradek_sessions_ended_total{end="done",origin="rl"} 32.0' in text
+        assert sorted(span.name for span in collector.spans) == [
+            "assemble batch 0", "assemble batch 1", "train step 1", "train step 2"
+        ]  # fmt: skip
+    assert "telemetry" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_a_broker_that_is_not_there_stops_nothing(fresh_config: KafkaConfig) -> None:
+    nowhere = KafkaConfig(bootstrap="127.0.0.1:9", connect_timeout_s=0.5)
+    service = TelemetryService(deployment(nowhere, ""), [], no_one)
+    address = service.start()
+    try:
+        assert (await asyncio.to_thread(urllib.request.urlopen, address, timeout=10)).status == 200
+    finally:
+        service.stop()
+    assert "telemetry" not in {thread.name for thread in threading.enumerate()}
