@@ -121,7 +121,7 @@ class Tokenizer:
 
     def _shown(self, number: int) -> bytes:
         if number in self._special_names:
-            return self._special_names[number].encode()
+            return str(self._special_names[number]).encode()
         known: bytes = self._bytes[number] if 0 <= number < self.vocab_size else b"<unknown %d>" % number
         return known
 
