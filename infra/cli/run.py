@@ -25,7 +25,7 @@ meanwhile (then nothing is changed); 3 when the session failed on our side."""
 @click.option("--yes/--no", "accept", default=None, help="Accept or reject without asking.")
 @click.option("--consent/--no-consent", default=None, help="Allow training on your sessions, or withdraw that [off].")
 @click.option("--subject", help="Whose session it is [a name made from the local user's].")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=1.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy [0; 1 where training is allowed].")
 @click.option(
     "--sample",
     is_flag=True,
@@ -39,7 +39,7 @@ def command(
     accept: bool | None,
     consent: bool | None,
     subject: str | None,
-    temperature: float,
+    temperature: float | None,
     sample: bool,
 ) -> None:
     """Let the agent do REQUEST on a copy of FOLDER, watch it, and accept or reject its diff.
@@ -75,7 +75,7 @@ def _run(
     accept: bool | None,
     consent: bool | None,
     subject: str | None,
-    temperature: float,
+    temperature: float | None,
 ) -> None:
     from odradek.infra.cluster.standing import attached
     from odradek.infra.config.services import endpoints
@@ -95,6 +95,7 @@ def _run(
     endpoints(context.config)  # a deployment that does not run is said before anything is read
     copied = job.copy(folder)
     screen.show(job.about(copied))
+    context.say("joining the deployment")
     with attached(context.config) as deployment:
         finished = asyncio.run(job.serve(deployment, request, copied, screen))
         if isinstance(finished.served.end, SessionFailed):

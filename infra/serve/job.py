@@ -44,7 +44,8 @@ class Request:
     subject: str
     consent: bool | None
     """Grant, withdraw, or leave as it stands."""
-    temperature: float
+    temperature: float | None
+    """None: 1 where training is allowed, since a policy learns from its own distribution; else 0, its best guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ async def serve(deployment: Deployment, request: Request, copied: Copied, screen
             tree=tree,
             files_ref=files_ref,
             subject=request.subject,
-            temperature=request.temperature,
+            temperature=request.temperature if request.temperature is not None else float(trainable),
         )
         view = View(template, tree)
         name = f"session-{host_of(session_id, deployment.session_actors)}"
