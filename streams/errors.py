@@ -61,11 +61,15 @@ class ProducerFenced(Terminal):
     """A newer holder of the same transactional id has taken over; this one must stop and never write again."""
 
 
-class DecodeError(Terminal):
+class UndecodableRecord(Terminal):
+    """This build can't read a record, whatever the reason. Which of the two it is decides what to do about it."""
+
+
+class DecodeError(UndecodableRecord):
     """A record's bytes do not fit the schema of the type it claims."""
 
 
-class UnknownEventType(Terminal):
+class UnknownEventType(UndecodableRecord):
     """The type is not one this build knows: not poison, but a reason to upgrade the reader first."""
 
 

@@ -32,7 +32,7 @@ from odradek.actors.session.runner import SessionSpec
 from odradek.streams import topics
 from odradek.streams.dlq import DeadLetters, Why
 from odradek.streams.envelope import Event, Record, event_id
-from odradek.streams.errors import DecodeError
+from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.groups import GroupEvent, GroupOpened, LaneConfigured
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 from odradek.streams.events.sessions import CancelRequested, SamplingParams, SessionOpened
@@ -57,7 +57,7 @@ class ControllerActor:
     def __init__(self, deployment: Deployment) -> None:
         logging.basicConfig(level=deployment.log_level)
         self._deployment = deployment
-        self._core = Controller(deployment.lane)
+        self._core = Controller(deployment.lane, deployment.max_sessions)
         self._placer = Placer(deployment.session_actors)
         self._inbox: asyncio.Queue[Record] = asyncio.Queue(maxsize=10_000)
         self._statuses: dict[int, HostStatus] = {}
@@ -111,7 +111,7 @@ class ControllerActor:
         tasks_low: dict[int, int] = {}
         oldest_open: dict[str, int] = {}
         for topic, number in outputs:
-            async for record in self._all(topic, number):
+            async for record in self._readable(topic, number):
                 body = record.event.body
                 self._core.apply_group(record.ref.offset, body)
                 if isinstance(body, GroupOpened):
@@ -119,7 +119,7 @@ class ControllerActor:
                     for partition, low in enumerate(body.tasks_low):
                         tasks_low[partition] = max(low, tasks_low.get(partition, 0))
         self._core.recovered()
-        async for record in self._all(topics.WEIGHTS_CURRENT.name, 0):
+        async for record in self._readable(topics.WEIGHTS_CURRENT.name, 0):
             self._core.on_current(record.event.body)
         since = min((oldest_open[group] for group in self._core.groups), default=None)
         return {
@@ -138,13 +138,19 @@ class ControllerActor:
     async def _configured(self, number: int) -> bool:
         """Whether the lane's configuration in force is this deployment's."""
         latest: LaneConfigured | None = None
-        async for record in self._all(topics.GROUPS.name, number):
+        async for record in self._readable(topics.GROUPS.name, number):
             if isinstance(record.event.body, LaneConfigured):
                 latest = record.event.body
         return latest == self._deployment.lane
 
-    async def _all(self, topic: str, number: int) -> AsyncIterator[Record]:
+    async def _readable(self, topic: str, number: int) -> AsyncIterator[Record]:
+        """The records of its own topics. One that can't be read is nobody's decision: to the dead letters with it."""
         async for record in self._log.read(topic, number, await self._log.beginning(topic, number)):
+            try:
+                _ = record.event
+            except UndecodableRecord as error:
+                await self._set_aside(record, error)
+                continue
             yield record
 
     # -- inputs ------------------------------------------------------------------------------------------------
@@ -157,7 +163,7 @@ class ControllerActor:
         """One record of any input. What can't be decoded goes to the dead letters and stops nothing."""
         try:
             body = record.event.body
-        except DecodeError as error:
+        except UndecodableRecord as error:
             await self._set_aside(record, error)
             return
         match record.ref.topic:
@@ -171,7 +177,7 @@ class ControllerActor:
             case topics.WEIGHTS.name:
                 self._core.on_weights(body)
 
-    async def _set_aside(self, record: Record, error: DecodeError) -> None:
+    async def _set_aside(self, record: Record, error: UndecodableRecord) -> None:
         """To the dead letters, once: a restarted controller reads the same record again."""
         known = await self._letters.letters(NAME, settled=True)
         if all(letter.origin != record.ref for letter in known):

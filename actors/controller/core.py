@@ -5,7 +5,7 @@ its own earlier decisions, `on_*` feed what other topics say, `decide` returns w
 Time is handed in. What it promises:
 - a task record leads to at most one group; the same idempotency key (or task id) twice is one task;
 - every member of every open group is placed until it has a verdict;
-- RL on a task that is published for evaluation is refused;
+- a task that can't be run, and RL on a task that is published for evaluation, are refused with the reason;
 - only this fold writes weights.current.v1, so a training commit never undoes a pin or a roll-back.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from odradek.actors.controller.admission import Backlog, TaskQueue, WaitingTask
 from odradek.actors.controller.groups import GroupState, Verdict
 from odradek.actors.controller.identity import group_id, session_id, task_digest
+from odradek.actors.tasks.refusal import MAX_ATTEMPTS, refusal
 from odradek.streams.events.batches import BatchAssembled, BatchEvent, StepCompleted
 from odradek.streams.events.groups import (
     DiscardReason,
@@ -75,8 +76,9 @@ class PolicyWeights:
 class Controller:
     """See the module docstring. All `on_*` methods are idempotent for a record already seen."""
 
-    def __init__(self, lane: LaneConfigured) -> None:
+    def __init__(self, lane: LaneConfigured, max_attempts: int = MAX_ATTEMPTS) -> None:
         self.lane = lane
+        self._max_attempts = max_attempts
         self.groups: dict[str, GroupState] = {}
         self.tasks: dict[str, TaskPublished] = {}
         """By group id the task of an open group, where this process has seen it."""
@@ -156,6 +158,10 @@ class Controller:
         if key in self._keys:
             return
         self._keys.add(key)
+        wrong = refusal(event, self._max_attempts)
+        if wrong is not None:
+            self._refuse(ref, "refused", f"task {event.task_id[:80]}: {wrong}")
+            return
         digest = task_digest(event)
         if event.purpose == "eval":
             self._eval_digests.add(digest)

@@ -31,7 +31,7 @@ from odradek.actors.trainer.checkpoint import Checkpoints
 from odradek.actors.trainer.manifest import Place
 from odradek.streams import topics
 from odradek.streams.envelope import Event, event_id
-from odradek.streams.errors import DecodeError
+from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.weights import CurrentWeights, ReplicaReported, VersionPublished
 from odradek.streams.log import EventLog
 
@@ -121,7 +121,7 @@ class ServingActor:
         async for record in self._log.tail(topic, {0: start}):
             try:
                 body = record.event.body
-            except DecodeError as error:
+            except UndecodableRecord as error:
                 log.warning("%s: record set aside: %s", topic, error)
                 continue
             if isinstance(body, VersionPublished) and body.policy == self._deployment.policy:

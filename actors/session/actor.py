@@ -26,7 +26,7 @@ from odradek.actors.session.runner import SessionRunner, SessionSpec
 from odradek.actors.telemetry.tracing import Tracing
 from odradek.actors.tools.redact import redact
 from odradek.actors.tools.registry import TOOLS
-from odradek.streams.errors import DecodeError
+from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.meta import Meta
 from odradek.streams.events.sessions import CancelRequested, MessageReceived, SessionEvent
 from odradek.streams.log import EventLog
@@ -121,7 +121,7 @@ class SessionActor:
         async for record in self._log.read_key(TOPIC, spec.session_id, start=spec.history_floor):
             try:
                 event = record.event
-            except DecodeError as error:
+            except UndecodableRecord as error:
                 log.warning("session %s: record skipped: %s", spec.session_id, error)
                 continue
             records.append((record.ref.offset, event.id, event.meta, event.body))

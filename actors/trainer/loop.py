@@ -36,7 +36,7 @@ from odradek.streams import topics
 from odradek.streams.assembly.v1.batch import MicroArrays
 from odradek.streams.assembly.versions import assembler
 from odradek.streams.envelope import Event, Record, event_id
-from odradek.streams.errors import DecodeError
+from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
 from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.events.weights import VersionPublished
@@ -126,7 +126,7 @@ class TrainerLoop:
     def _is_step(self, record: Record) -> bool:
         try:
             body = record.event.body
-        except DecodeError:
+        except UndecodableRecord:
             return False
         return isinstance(body, StepCompleted) and body.lane == self._lane.lane
 
@@ -147,7 +147,7 @@ class TrainerLoop:
     def _is_version_zero(self, record: Record) -> bool:
         try:
             body = record.event.body
-        except DecodeError:
+        except UndecodableRecord:
             return False
         return isinstance(body, VersionPublished) and (body.policy, body.lane, body.version) == (
             self._lane.policy,
@@ -160,7 +160,7 @@ class TrainerLoop:
     async def _on_record(self, stage: Stage, record: Record) -> None:
         try:
             body = record.event.body
-        except DecodeError as error:
+        except UndecodableRecord as error:
             log.warning("batches.v1: record set aside: %s", error)
             return
         if not isinstance(body, BatchAssembled) or body.lane != self._lane.lane:

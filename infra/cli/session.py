@@ -176,7 +176,7 @@ async def read_transcript(event_log: EventLog, wanted: str) -> Transcript:
 
 async def _records(event_log: EventLog, session_id: str) -> list[Any]:
     from odradek.streams import topics
-    from odradek.streams.errors import DecodeError
+    from odradek.streams.errors import UndecodableRecord
 
     records = []
     partition = topics.SESSIONS.partition_of(session_id)
@@ -184,7 +184,7 @@ async def _records(event_log: EventLog, session_id: str) -> list[Any]:
     async for record in event_log.read_key(topics.SESSIONS.name, session_id, start=start):
         try:
             records.append((record.ref.offset, record.event.id, record.event.meta, record.event.body))
-        except DecodeError:
+        except UndecodableRecord:
             continue  # `dlq list` shows it; the rest of the session is still worth reading
     return records
 
@@ -234,13 +234,13 @@ def _template(opened: SessionOpened | None) -> XmlTemplate | None:
 async def _verdict(event_log: EventLog, session_id: str) -> RewardAssigned | RewardUngraded | None:
     """The first one counts."""
     from odradek.streams import topics
-    from odradek.streams.errors import DecodeError
+    from odradek.streams.errors import UndecodableRecord
     from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 
     async for record in event_log.read_key(topics.REWARDS.name, session_id):
         try:
             body = record.event.body
-        except DecodeError:
+        except UndecodableRecord:
             continue
         if isinstance(body, RewardAssigned | RewardUngraded):
             return body

@@ -142,11 +142,10 @@ class Demo:
 
         fold = await self._until(finished, EVALUATION_S, what)
         results: dict[TaskSet, Conduct] = {s: Conduct() for s in EVALUATION_SETS}
-        for group in fold.groups.values():
-            if group.task_id in ids:
-                for session in group.sessions:
-                    if session in fold.verdicts:
-                        results[ids[group.task_id]].add(fold.verdicts[session])
+        for verdict in fold.verdicts.values():
+            group = fold.groups.get(verdict.group_id)
+            if group is not None and group.task_id in ids:
+                results[ids[group.task_id]].add(verdict)
         return results
 
     async def _train(self) -> None:

@@ -14,7 +14,7 @@ from odradek.infra.observe.fold import RunFold
 from odradek.infra.observe.sessions import SessionBook
 from odradek.streams import topics
 from odradek.streams.envelope import Record
-from odradek.streams.errors import DecodeError
+from odradek.streams.errors import UndecodableRecord
 from odradek.streams.log import EventLog
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class RunFollower:
     def _apply(self, record: Record) -> None:
         try:
             event = record.event
-        except DecodeError as error:
+        except UndecodableRecord as error:
             self.undecodable[record.ref.topic] += 1
             log.debug("record set aside: %s", error)
             return
@@ -110,7 +110,7 @@ class SessionFollower:
     def _apply(self, record: Record) -> None:
         try:
             event = record.event
-        except DecodeError as error:
+        except UndecodableRecord as error:
             self.undecodable += 1
             log.debug("record set aside: %s", error)
             return

@@ -18,7 +18,7 @@ from odradek.streams.assembly.reader import read_group
 from odradek.streams.assembly.v1.batch import Positions, build
 from odradek.streams.assembly.v1.select import Choice, GroupRecords, choose
 from odradek.streams.envelope import Event, Record
-from odradek.streams.errors import DecodeError, NoPosition
+from odradek.streams.errors import NoPosition, UndecodableRecord
 from odradek.streams.events.batches import BatchAssembled
 from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.faults import reach
@@ -65,7 +65,7 @@ class Assembler:
     def _is_batch(self, record: Record) -> bool:
         try:
             body = record.event.body
-        except DecodeError:
+        except UndecodableRecord:
             return False
         return isinstance(body, BatchAssembled) and body.lane == self._lane
 
@@ -78,7 +78,7 @@ class Assembler:
     def _note_config(self, record: Record) -> None:
         try:
             body = record.event.body
-        except DecodeError:
+        except UndecodableRecord:
             return
         if isinstance(body, LaneConfigured) and body.lane == self._lane:
             self._config = (record.ref.offset, body)
@@ -87,7 +87,7 @@ class Assembler:
         self._note_config(record)
         try:
             body = record.event.body
-        except DecodeError as error:
+        except UndecodableRecord as error:
             log.warning("groups.v1: record set aside: %s", error)
             return
         if not isinstance(body, GroupSealed) or body.lane != self._lane:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from odradek.streams.assembly.v1.select import GroupRecords
 from odradek.streams.assembly.v1.sequence import MalformedSession, Sequence, sequence_of
-from odradek.streams.errors import DecodeError
+from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.groups import GroupSealed
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardAssigned
@@ -64,7 +64,7 @@ async def read_sessions(event_log: EventLog, extents: Iterable[Extent]) -> dict[
                 continue
             try:
                 event = record.event
-            except DecodeError as error:
+            except UndecodableRecord as error:
                 log.warning("session %s is unfit for training: %s", extent.session_id, error)
                 bad.add(extent.session_id)
                 continue
@@ -99,7 +99,7 @@ async def read_rewards(event_log: EventLog, refs: Mapping[str, RecordRef]) -> di
                 continue
             try:
                 body = record.event.body
-            except DecodeError as error:
+            except UndecodableRecord as error:
                 log.warning("reward of session %s: %s", session, error)
                 continue
             if isinstance(body, RewardAssigned) and body.session_id == session:
@@ -112,12 +112,14 @@ async def read_rewards(event_log: EventLog, refs: Mapping[str, RecordRef]) -> di
 
 async def read_group(event_log: EventLog, offset: int, sealed: GroupSealed) -> GroupRecords:
     """Everything that the seal at `offset` of groups.v1 refers to."""
-    members = [m for m in sealed.members if m.status == "rewarded" and m.reward is not None]
+    return (await read_groups(event_log, [(offset, sealed)]))[0]
+
+
+async def read_groups(event_log: EventLog, seals: Iterable[tuple[int, GroupSealed]]) -> list[GroupRecords]:
+    """Everything that the seals, by offset on groups.v1, refer to; read in one go, because groups overlap."""
+    seals = list(seals)
+    members = [m for _, seal in seals for m in seal.members if m.status == "rewarded" and m.reward is not None]
     extents = [Extent(m.session_id, m.partition, m.first_offset, m.last_offset) for m in members]
     refs = {m.session_id: m.reward for m in members if m.reward is not None}
-    return GroupRecords(
-        offset=offset,
-        sealed=sealed,
-        rewards=await read_rewards(event_log, refs),
-        sequences=await read_sequences(event_log, extents),
-    )
+    rewards, sequences = await read_rewards(event_log, refs), await read_sequences(event_log, extents)
+    return [GroupRecords(offset=offset, sealed=seal, rewards=rewards, sequences=sequences) for offset, seal in seals]

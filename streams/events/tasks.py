@@ -49,7 +49,8 @@ class HiddenScript(msgspec.Struct, frozen=True, kw_only=True):
 
     files: dict[str, bytes]
     """By path under ``/tests``. Bytes are base64 in JSON."""
-    command: str = "bash /tests/test.sh"
+    command: str = "\"$(command -v bash || command -v sh)\" /tests/test.sh"
+    """Without bash in the image the script runs under sh."""
     timeout_seconds: float = 120.0
 
 

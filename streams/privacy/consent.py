@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from odradek.streams import topics
-from odradek.streams.errors import DecodeError
+from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.subjects import (
     ConsentGranted,
     ConsentWithdrawn,
@@ -56,6 +56,6 @@ class Consents:
         async for record in event_log.read(topics.SUBJECTS.name, 0, self.offset, stop):
             try:
                 self.apply(record.ref.offset, record.event.body)
-            except DecodeError as error:
+            except UndecodableRecord as error:
                 log.warning("consent: record set aside: %s", error)
         self.offset = max(self.offset, stop)

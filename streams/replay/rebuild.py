@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from odradek.streams import topics
-from odradek.streams.assembly.reader import Extent, read_group, read_sequences
+from odradek.streams.assembly.reader import Extent, read_groups, read_sequences
 from odradek.streams.assembly.v1.sequence import Sequence
 from odradek.streams.assembly.versions import assembler
-from odradek.streams.errors import DecodeError, Terminal
+from odradek.streams.errors import Terminal, UndecodableRecord
 from odradek.streams.events.batches import BatchAssembled
 from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.events.meta import RecordRef
@@ -64,7 +64,7 @@ async def batches_of(event_log: EventLog, lane: str) -> AsyncIterator[tuple[Reco
     async for record in event_log.read(topics.BATCHES.name, number, start):
         try:
             body = record.event.body
-        except DecodeError:
+        except UndecodableRecord:
             continue
         if isinstance(body, BatchAssembled) and body.lane == lane:
             yield record.ref, body
@@ -86,34 +86,34 @@ async def sequences_of(event_log: EventLog, batch: BatchAssembled) -> dict[str, 
     return await read_sequences(event_log, extents)
 
 
-async def reassemble(event_log: EventLog, batch: BatchAssembled, after: int) -> BatchAssembled:
-    """Make the batch again from groups.v1 offsets (after, batch.input_offset], under the consents and configuration
-    it recorded: selection, advantages, masks, packing and hashes."""
-    config = await lane_config(event_log, batch)
-    consents = Consents()
-    await consents.refresh(event_log, batch.subjects_offset)
+async def seals_of(event_log: EventLog, batch: BatchAssembled, after: int) -> list[tuple[int, GroupSealed]]:
+    """The lane's seals at groups.v1 offsets (after, batch.input_offset]: what the batch was made of."""
     number = topics.GROUPS.partition_of(batch.lane)
-    groups = []
+    seals = []
     async for record in event_log.read(topics.GROUPS.name, number, after + 1, batch.input_offset + 1):
         try:
             body = record.event.body
-        except DecodeError:
+        except UndecodableRecord:
             continue
         if isinstance(body, GroupSealed) and body.lane == batch.lane:
-            groups.append(await read_group(event_log, record.ref.offset, body))
-    made: BatchAssembled = assembler(batch.assembler_version).reassemble(batch, groups, config, consents)
-    return made
+            seals.append((record.ref.offset, body))
+    return seals
 
 
 async def verify_batch(event_log: EventLog, batch: BatchAssembled, after: int) -> BatchVerdict:
     """Rebuild one batch with the assembler version it records; `after` is the batch before's input offset (-1 for the
-    first)."""
+    first). Selection, advantages, masks, packing and hashes are made again from the seals, under the consents and
+    the configuration that the batch recorded; each leaf is made again from the records that the batch names."""
     config = await lane_config(event_log, batch)
-    sequences = await sequences_of(event_log, batch)
-    leaves = assembler(batch.assembler_version).verify(batch, sequences, config.max_staleness)
-    again = await reassemble(event_log, batch, after)
+    consents = Consents()
+    await consents.refresh(event_log, batch.subjects_offset)
+    groups = await read_groups(event_log, await seals_of(event_log, batch, after))
+    code = assembler(batch.assembler_version)
+    again: BatchAssembled = code.reassemble(batch, groups, config, consents)
     same = msgspec.msgpack.encode(again) == msgspec.msgpack.encode(batch)
-    return BatchVerdict(batch.batch_id, batch.ordinal, leaves, same)
+    # The same members at the same offsets: the sequences just read are those that the batch names.
+    sequences = groups[0].sequences if same and groups else await sequences_of(event_log, batch)
+    return BatchVerdict(batch.batch_id, batch.ordinal, code.verify(batch, sequences, config.max_staleness), same)
 
 
 async def rebuild_all(event_log: EventLog, lane: str, progress: Say = lambda _text: None) -> RebuildReport:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from odradek.actors.controller.core import EVAL_LANE, Controller
 from odradek.actors.controller.groups import MAX_REPLACEMENTS
 from odradek.actors.controller.placement import LOST_AFTER_S, Placer, host_of
@@ -16,14 +18,24 @@ from odradek.streams.events.groups import (
 )
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
-from odradek.streams.events.tasks import TaskCancelled, TaskPublished
+from odradek.streams.events.tasks import HiddenCase, HiddenTests, TaskCancelled, TaskPublished
 from odradek.streams.events.weights import VersionPinned, VersionPublished, VersionRolledBack
 
 LANE = LaneConfigured(lane="main-0", policy="demo", groups_per_batch=2, attempts=2, max_staleness=2)
 
 
-def task(name: str, **fields: object) -> TaskPublished:
-    return TaskPublished(task_id=name, instruction=f"fix {name}", attempts=2, **fields)  # type: ignore[arg-type]
+TESTS = HiddenTests(module="m", function="f", cases=[HiddenCase(id="1", args=[1], want=2)], fail_to_pass=["1"])
+
+
+def task(name: str, *, instruction: str = "", attempts: int = 2, **fields: object) -> TaskPublished:
+    return TaskPublished(
+        task_id=name,
+        instruction=instruction or f"fix {name}",
+        files={"m.py": ""},
+        tests=TESTS,
+        attempts=attempts,
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 def published(version: int) -> VersionPublished:
@@ -210,18 +222,29 @@ def test_a_cancelled_task_is_taken_out_or_its_group_discarded() -> None:
 def test_rl_on_a_task_published_for_evaluation_is_refused() -> None:
     world = World()
     world.core.on_weights(published(0))
-    world.publish(TaskPublished(task_id="e", instruction="fix x", purpose="eval", attempts=1))
-    world.publish(TaskPublished(task_id="r", instruction="fix x", attempts=2))
+    world.publish(task("e", instruction="fix x", purpose="eval", attempts=1))
+    world.publish(task("r", instruction="fix x"))
     decided = world.tick()
     assert [type(e) for e in decided] == [GroupDiscarded, GroupOpened]
     assert isinstance(decided[0], GroupDiscarded) and decided[0].reason == "refused"
+
+
+@pytest.mark.parametrize(("attempts", "says"), [(0, "attempts"), (-3, "attempts"), (10**6, "attempts")])
+def test_a_task_that_cannot_be_run_is_refused_and_holds_nobody_up(attempts: int, says: str) -> None:
+    world = World()
+    world.core.on_weights(published(0))
+    world.publish(task("bad", attempts=attempts))
+    world.publish(task("good"))
+    decided = world.tick()
+    assert [type(e) for e in decided] == [GroupDiscarded, GroupOpened]
+    assert isinstance(decided[0], GroupDiscarded) and says in decided[0].detail
 
 
 def test_evaluation_is_pinned_opened_first_and_never_in_the_assemblers_lane() -> None:
     world = World()
     world.core.on_weights(published(0))
     world.publish(task("rl"))
-    world.publish(TaskPublished(task_id="e", instruction="fix y", purpose="eval", attempts=1))
+    world.publish(task("e", instruction="fix y", purpose="eval", attempts=1))
     first, second = (e for e in world.tick() if isinstance(e, GroupOpened))
     assert (first.purpose, first.lane, first.pinned_version) == ("eval", EVAL_LANE, 0)
     assert (second.purpose, second.lane, second.pinned_version) == ("rl", "main-0", None)
