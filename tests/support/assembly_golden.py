@@ -200,7 +200,7 @@ def _case(name: str, groups: list[dict[str, Any]], config: dict[str, Any], **mor
         "ordinal": 3,
         "positions": {
             "config_offset": 2,
-            "input_offset": groups[-1]["offset"],
+            "input_offset": last,
             "subjects_offset": 5,
             "weights_offset": 4,
         },
