@@ -115,7 +115,8 @@ def _accepted(accept: bool | None, folder: Path, finished: Finished) -> bool:
     if accept is not None:
         return accept
     number = len(finished.changes.changes)
-    question = f"Apply these {number} changes to {folder}?" if number else "Is it right that nothing was changed?"
+    what = "this change" if number == 1 else f"these {number} changes"
+    question = f"Apply {what} to {folder}?" if number else "Is it right that nothing was changed?"
     return click.confirm(question, err=True)
 
 
