@@ -45,6 +45,7 @@ class _Place:
     epoch: int
     sandbox: Sandbox
     workspace: SandboxWorkspace
+    subject: str
     state: ToolState = field(default_factory=ToolState)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -111,7 +112,7 @@ class EnvironmentActor:
         self._check_epoch(session_id, epoch)
         await self._end(session_id)
         sandbox = await self._factory.open(start, deltas, label=session_id)
-        self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox, epoch))
+        self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox, epoch), start.subject)
         return EnvironmentInfo(sandbox.sandbox_id, "ns", self._factory.image_digest(start.image))
 
     async def _run_calls(self, session_id: str, epoch: int, calls: Sequence[Call]) -> list[CallOutcome]:
@@ -123,7 +124,7 @@ class EnvironmentActor:
         async with place.lock:
             outcomes = list(await asyncio.gather(*(self._one(place, call) for call in calls)))
             if len(calls) == 1 and (spec := TOOLS.get(calls[0].name)) is not None and spec.leaves_delta:
-                delta = await to_logged(await place.sandbox.diff(incremental=True), self._blobs, "")
+                delta = await to_logged(await place.sandbox.diff(incremental=True), self._blobs, place.subject)
                 if delta.changes:
                     outcomes[0] = replace(outcomes[0], delta=delta)
         self._calls += len(calls)

@@ -14,10 +14,10 @@ from typing import Any
 
 import ray.exceptions
 
-from odradek.actors.environment.errors import SandboxError
+from odradek.actors.environment.errors import SandboxError, SandboxSpecError
 from odradek.actors.inference.errors import InferenceError
 from odradek.actors.inference.types import Priority, SampleRequest, SampleResult
-from odradek.actors.session.errors import EngineUnavailable, EnvironmentLost
+from odradek.actors.session.errors import EngineUnavailable, EnvironmentLost, SessionInfraFailure
 from odradek.actors.session.ports import Call, CallOutcome, Completion, EnvironmentInfo, Outgoing, WorkspaceStart
 from odradek.streams.envelope import Event
 from odradek.streams.errors import Retryable
@@ -152,5 +152,8 @@ class RayEnvironment:
         try:
             async with asyncio.timeout(timeout_s):
                 return await method.remote(*arguments)
+        except SandboxSpecError as error:
+            # The task's or our configuration's fault: another try would end the same way.
+            raise SessionInfraFailure(f"session {session_id}: {error}") from error
         except (*RAY_FAULTS, SandboxError, TimeoutError) as error:
             raise EnvironmentLost(f"session {session_id}: {type(error).__name__}: {error}") from error

@@ -69,6 +69,8 @@ class WorkspaceStart:
     image: str
     files: dict[str, bytes]
     setup: list[str] = field(default_factory=list)
+    subject: str = ""
+    """Whose files these are: large contents of later changes are stored under this subject."""
 
 
 class SessionLog(Protocol):

@@ -18,7 +18,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from odradek.actors.policy.template import ChatTemplate
 from odradek.actors.session.decide import Complete, RunCalls, Sample, Wait, next_action
@@ -297,7 +297,10 @@ class SessionRunner:
     async def _open_environment(self) -> None:
         rebuilt = self.state.environments > 0
         info = await self._environment.open(
-            self.spec.session_id, self.state.epoch, self.spec.start, list(self.state.deltas)
+            self.spec.session_id,
+            self.state.epoch,
+            replace(self.spec.start, subject=self.spec.subject),
+            list(self.state.deltas),
         )
         self._environment_ready = True
         opened = EnvironmentOpened(

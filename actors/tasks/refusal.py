@@ -34,6 +34,8 @@ def refusal(task: TaskPublished, max_attempts: int = MAX_ATTEMPTS) -> str | None
         return f"temperature: {task.temperature:g}, expected 0 or more"
     if task.policy_version is not None and task.policy_version < 0:
         return f"policy_version: {task.policy_version}, expected 0 or more"
+    if task.files_ref is not None:
+        return "files_ref: workspaces by reference are not read yet; publish the files inline"
     return _budget(task.budget) or _workspace(task.files) or _grader(task)
 
 

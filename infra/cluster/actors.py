@@ -149,7 +149,7 @@ def stop(deployment: Deployment) -> list[str]:
         ray.kill(handle, no_restart=True)
         ended.append(name)
     deadline = time.monotonic() + STOP_DEADLINE_S
-    while any(_exists(name, deployment.namespace) for name in ended) and time.monotonic() < deadline:
+    while any(exists(name, deployment.namespace) for name in ended) and time.monotonic() < deadline:
         time.sleep(0.05)
     return ended
 
@@ -162,7 +162,8 @@ def _shut_down(handle: Any) -> None:
         return
 
 
-def _exists(name: str, namespace: str) -> bool:
+def exists(name: str, namespace: str) -> bool:
+    """Whether an actor of that name was started and not ended."""
     try:
         ray.get_actor(name, namespace=namespace)
     except ValueError:

@@ -56,10 +56,11 @@ def deployment_up(config: Config, say: Say, *, keep: bool = False) -> Iterator[R
         asyncio.run(ensure_topics(deployment.kafka))
         connect(endpoints(config).ray, namespace=deployment.namespace)
         _quieten()
+        ours = not any(actors.exists(name, deployment.namespace) for name in actors.names(deployment))
         try:
             yield Running(deployment, actors.start(deployment, say))
         finally:
-            if not keep:
+            if ours and not keep:
                 say("stopping actors")
                 actors.stop(deployment)
             ray.shutdown()
