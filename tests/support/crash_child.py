@@ -1,0 +1,91 @@
+"""One stage in a process of its own, which dies by SIGKILL at a named fault point: `python -m support.crash_child`.
+
+Reads one JSON object: role, point (empty: none), nth, and what the role needs. Without a point it runs until killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from odradek.streams import faults
+from odradek.streams.config import KafkaConfig
+from odradek.streams.events.groups import LaneConfigured
+from odradek.streams.log import EventLog
+
+
+async def assembler(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str, Any]) -> None:
+    from odradek.streams.assembly.assembler import Assembler
+
+    async with EventLog(kafka) as log:
+        await Assembler(log, lane.lane).run()
+
+
+async def trainer(kafka: KafkaConfig, lane: LaneConfigured, given: dict[str, Any]) -> None:
+    from odradek.actors.trainer.checkpoint import Checkpoints
+    from odradek.actors.trainer.loop import TrainerLoop
+    from odradek.actors.trainer.manifest import Place
+    from odradek.streams.blobs import S3Config, S3Store
+
+    checkpoints = Checkpoints(S3Store(S3Config(**given["s3"])), Place(given["incarnation"], lane.policy, lane.lane))
+    async with EventLog(kafka) as log:
+        await TrainerLoop(log, checkpoints, lane, Path(given["warm_start"])).run()
+
+
+async def controller(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str, Any]) -> None:
+    """The real controller. Its only session host does not answer, so it places nothing and decides from the log."""
+    import ray.exceptions
+
+    from odradek.actors.controller import actor
+    from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
+
+    class Away:
+        status: Any
+
+        @staticmethod
+        async def remote() -> None:
+            raise ray.exceptions.RayActorError
+
+    Away.status = Away
+    actor.actor_handle = lambda _name, _namespace: Away  # type: ignore[attr-defined]
+    deployment = Deployment(
+        kafka=kafka,
+        lane=lane,
+        store=ObjectStoreAddress(endpoint="", bucket="none"),
+        data_dir="",
+        tokenizer_file="",
+        warm_start_dir="",
+        session_actors=1,
+    )
+    actor.ControllerActor(deployment)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    given = json.load(sys.stdin)
+    left = given["nth"]
+
+    async def die() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    kafka = msgspec.convert(given["kafka"], KafkaConfig)
+    lane = msgspec.convert(given["lane"], LaneConfigured)
+    run = {"assembler": assembler, "trainer": trainer, "controller": controller}[given["role"]](kafka, lane, given)
+    if not given["point"]:
+        asyncio.run(run)
+    with faults.armed(given["point"], die):
+        asyncio.run(run)
+
+
+if __name__ == "__main__":
+    main()
