@@ -117,7 +117,7 @@ def test_rows_of_unequal_new_tokens_equal_rows_alone() -> None:
     policy = a_policy(SMALL)
     lengths = [9, 70, 1]
     tokens, _, _ = sequences(*lengths)
-    parts = list(tokens.split(lengths))
+    parts = list(tokens.split_with_sizes(lengths))
     kv = PagedKV(policy.config, 8)
     table = torch.tensor([[0, 7], [1, 2], [5, 6]], dtype=torch.int32)
     padded = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
@@ -145,7 +145,7 @@ def test_every_parameter_receives_a_gradient() -> None:
         policy = a_policy(config)
         tokens, positions, starts = sequences(40, 20)
         hidden = policy.forward_packed(tokens, positions, starts)
-        token_logprobs(hidden, policy.head_weight, tokens.roll(1))[0].sum().backward()
+        token_logprobs(hidden, policy.head_weight, tokens.roll(1))[0].sum().backward()  # type: ignore[no-untyped-call]
         silent = [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
         assert silent == []
 
