@@ -27,6 +27,8 @@ MAX_KEY = 200
 """Bytes of a name; a longer one is cut."""
 MAX_LIST = 32
 """Numbers that stay a list; a longer one becomes text, which is cut like any other."""
+MAX_WORDS = 128
+"""Characters of a list of words that stays a list."""
 SCALAR_SIZE = 16 * MAX_LIST
 """What a number or a list of them counts for in `MAX_SPAN`: an upper bound."""
 LOOKED_AT = 4 * MAX_TEXT
@@ -35,7 +37,7 @@ MASK = "[redacted]"
 
 _SECRET = re.compile(r"pass(word|wd|phrase)?$|secret|token$|api[_-]?key|credential|authorization|private[_-]?key", re.I)
 
-Value = str | bool | int | float | Sequence[bool] | Sequence[int] | Sequence[float]
+Value = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
 Redact = Callable[[str], str]
 
 
@@ -78,11 +80,18 @@ def _plain(value: Any) -> Value:
             return f"{len(value)} bytes"
         case list() | tuple() if len(value) <= MAX_LIST and _numbers(value):
             return list(value)
+        case list() | tuple() if _words(value):
+            return [utf8(item).decode() for item in value]
     return json.dumps(_masked(value), ensure_ascii=False, default=str)
 
 
 def _numbers(items: Sequence[Any]) -> bool:
     return len({type(item) for item in items}) <= 1 and all(isinstance(item, int | float) for item in items)
+
+
+def _words(items: Sequence[Any]) -> bool:
+    """Few short texts, as for gen_ai.response.finish_reasons: a list that needs neither cutting nor redacting."""
+    return all(isinstance(item, str) and item.isidentifier() for item in items) and sum(map(len, items)) < MAX_WORDS
 
 
 def _masked(value: Any) -> Any:

@@ -29,6 +29,7 @@ from odradek.actors.telemetry import identity, semconv
 from odradek.actors.telemetry.attributes import Redact, clean, utf8
 from odradek.streams.events.sessions import (
     EnvironmentOpened,
+    MessageReceived,
     SessionCompleted,
     SessionEvent,
     SessionFailed,
@@ -112,6 +113,7 @@ class SessionSpans:
     _turn: _Turn | None = None
     _requests: dict[tuple[int, int], tuple[ToolRequested, int]] = field(default_factory=dict)
     _environment_ns: int = 0
+    _asked: str = ""
     _events: list[SpanEvent] = field(default_factory=list)
 
     def take(self, body: SessionEvent, now_ns: int) -> list[ReadableSpan]:
@@ -129,6 +131,8 @@ class SessionSpans:
                 self.opened = self.opened or body
             case SessionResumed():
                 self._events.append(SpanEvent("session.resumed", {semconv.RESUMED: body.reason[:200]}, now_ns))
+            case MessageReceived():
+                self._asked = self._asked or body.text
             case TurnSampled():
                 return [*self._close_turn(), self._sampled(body, now_ns)]
             case ToolRequested():
@@ -275,13 +279,19 @@ class SessionSpans:
             semconv.LANE: (opened.lane or None) if opened is not None else None,
             semconv.ATTEMPT: opened.attempt if opened is not None else None,
             semconv.TASK: str(opened.task) if opened is not None and opened.task is not None else None,
+            semconv.INPUT_MESSAGES: _messages(self._asked) if self._shows_content else None,
         }
         error = None
         if isinstance(body, SessionFailed):
             attributes[semconv.END_REASON], error = "failed", "infrastructure"
         else:
             attributes[semconv.END_REASON] = body.reason
-            attributes[semconv.USAGE_OUTPUT_TOKENS] = body.usage.sampled_tokens
+            attributes[semconv.SAMPLED_TOKENS] = body.usage.sampled_tokens
         return self.maker.make(
             "session", self._root_context, None, self._start_ns, now_ns, attributes, error=error, events=self._events
         )
+
+
+def _messages(text: str) -> list[dict[str, Any]]:
+    """A user's message in the form of the conventions."""
+    return [{"role": "user", "parts": [{"type": "text", "content": text}]}]

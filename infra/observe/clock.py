@@ -13,7 +13,7 @@ stamp far in the past is one: nothing before it contradicts it, and it looks lik
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -107,6 +107,10 @@ class LogClock:
     def time(self, index: int) -> int:
         """When that record happened, milliseconds since 1970."""
         return self._settle()[0][index]
+
+    def time_at(self, offset: int) -> int:
+        """When the record at this offset happened; it must have been added."""
+        return self.time(bisect_left(self.offsets, offset))
 
     def suspects(self) -> list[Suspect]:
         """Records whose stamps are not believed, in log order."""

@@ -81,6 +81,7 @@ class Step:
 class Grading:
     """One verdict of a grader, in time."""
 
+    session_id: str
     at: int
     partition: int
     milliseconds: float
@@ -147,7 +148,7 @@ class RunFold:
             case GroupOpened() | GroupSealed() | GroupDiscarded():
                 self._group(ref, body, time_ms)
             case RewardAssigned():
-                self.gradings.append(Grading(at, ref.partition, body.grading_ms))
+                self.gradings.append(Grading(body.session_id, at, ref.partition, body.grading_ms))
                 self._reward(meta, body)
             case RewardUngraded():
                 self.ungraded[body.cause[:80]] += 1

@@ -160,7 +160,7 @@ def test_sampling_has_the_genai_attributes() -> None:
         "gen_ai.request.temperature": 1.0,
         "gen_ai.request.seed": 0,
         "gen_ai.request.max_tokens": 160,
-        "gen_ai.response.finish_reasons": '["stop"]',
+        "gen_ai.response.finish_reasons": ["stop"],
         "gen_ai.usage.input_tokens": 2,
         "gen_ai.usage.output_tokens": 3,
         "gen_ai.usage.cache_read.input_tokens": 0,

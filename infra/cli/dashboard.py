@@ -1,0 +1,94 @@
+"""`odradek dashboard`: the last run's traces and curves in MLflow, loaded from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from odradek.infra.cli.context import Context, command_options
+
+if TYPE_CHECKING:
+    from odradek.infra.dashboard.mlflow import MlflowClient
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What the dashboard holds."""
+
+    address: str
+    traces: str
+    curves: str
+    sessions: int
+    spans: int
+    points: int
+
+
+@click.command
+@command_options
+@click.option("--sessions", default=200, show_default=True, help="Newest sessions to load as traces; 0 for all.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Loopback port [a free one].")
+@click.option(
+    "--environment", type=click.Path(path_type=Path), help="MLflow's own virtual environment [.venv-dashboard]."
+)
+@click.option("--load-only", is_flag=True, help="Load, say what was loaded, and stop the server again.")
+def command(context: Context, sessions: int, port: int | None, environment: Path | None, load_only: bool) -> None:
+    """Open traces and curves of what is on the log in MLflow, on loopback, until Ctrl-C.
+
+    Everything is rebuilt from the log, whether or not a collector was configured when it ran. MLflow is installed into
+    an environment of its own on first use. Its store is a copy: it is made anew each time and nothing reads it back.
+    """
+    from odradek.infra.cli.log import broker
+    from odradek.infra.config.services import data_dir
+    from odradek.infra.dashboard import environment as mlflow_environment
+    from odradek.infra.dashboard.mlflow import MlflowClient
+    from odradek.infra.dashboard.server import serving
+
+    broker(context.config)  # without a log there is nothing to install for
+    program = mlflow_environment.ensure(environment or mlflow_environment.default_folder(), context.say)
+    with serving(program, data_dir(context.config), context.say, port) as address:
+        client = MlflowClient(address, "odradek")
+        loaded = asyncio.run(_load(context, client, address, sessions))
+        context.result(
+            loaded,
+            f"traces of {loaded.sessions} sessions ({loaded.spans} spans): {loaded.traces}\n"
+            f"curves ({loaded.points} points): {loaded.curves}",
+        )
+        if not load_only:
+            if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+                click.launch(loaded.traces)
+            context.say("serving until Ctrl-C")
+            threading.Event().wait()
+
+
+async def _load(context: Context, client: MlflowClient, address: str, sessions: int) -> Loaded:
+    from odradek.actors.telemetry.spans import SpanMaker
+    from odradek.actors.tools.redact import redact
+    from odradek.infra.cli.log import opened_log
+    from odradek.infra.observe.curves import curves
+    from odradek.infra.observe.follow import RunFollower, SessionFollower
+    from odradek.infra.observe.traces import later_spans, newest_sessions, session_traces
+
+    maker = SpanMaker.of("odradek", redact)
+    async with opened_log(context) as event_log:
+        context.say("reading the log …")
+        fold = await RunFollower(event_log).refresh()
+        book = await SessionFollower(event_log).refresh()
+        wanted = newest_sessions(book, sessions)
+        said = time.monotonic()
+        async for spans in session_traces(event_log, book, wanted, maker):
+            await asyncio.to_thread(client.send, spans)
+            if time.monotonic() - said > 2:
+                said = time.monotonic()
+                context.say(f"{client.spans} spans loaded …")
+    client.send(later_spans(fold, wanted, maker))
+    client.flush()
+    points = curves(fold)
+    lanes = {name: str(msgspec.to_builtins(lane)) for name, lane in fold.lanes.items()}
+    run_id = client.log_run("the log", points, lanes)
+    return Loaded(address, client.traces_url, client.run_url(run_id), len(wanted), client.spans, len(points))

@@ -1,0 +1,1 @@
+"""The run in a tracing and experiment interface that others maintain: MLflow, loaded from the log."""
