@@ -104,10 +104,13 @@ class TrainerLoop:
         """Resume, then follow the lane for ever."""
         outputs = [(topics.BATCHES.name, self._partition), (topics.WEIGHTS.name, 0)]
         async with Stage(self._log, f"trainer.{self._lane.lane}", outputs) as stage:
-            await self._resume(stage)
-            async for record in self._log.tail(topics.BATCHES.name, {self._partition: self.position}):
-                await self._on_record(stage, record)
-                self.position = record.ref.offset + 1
+            try:
+                await self._resume(stage)
+                async for record in self._log.tail(topics.BATCHES.name, {self._partition: self.position}):
+                    await self._on_record(stage, record)
+                    self.position = record.ref.offset + 1
+            finally:
+                self._thread.shutdown(wait=False)
 
     # -- start-up ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,138 @@
+"""Situations reported by neighbouring projects, from a session's records to the trainer's arrays (cases/reports.md)."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+from support.assembly_world import LANE, group, nobody, records, turn
+from support.session_world import FolderEnvironment, MemoryJournal, ScriptedModel, runner, spec, template
+
+from odradek.actors.session.ports import Completion
+from odradek.actors.trainer.loop import training_batch
+from odradek.actors.trainer.step import score
+from odradek.actors.trainer.testing import TINY, tiny_policy
+from odradek.streams.assembly.v1.batch import Positions, build, materialise
+from odradek.streams.assembly.v1.select import GroupRecords, choose
+from odradek.streams.assembly.v1.sequence import Sequence, sequence_of
+from odradek.streams.codec import i32
+from odradek.streams.events.batches import BatchAssembled
+from odradek.streams.events.sessions import ContextSummarized, SessionCompleted, WeightSpan
+
+AT = Positions(config_offset=0, input_offset=9, subjects_offset=0, weights_offset=0)
+
+
+def built(one: GroupRecords) -> BatchAssembled:
+    chosen = choose([one], LANE, nobody)
+    return build(chosen.kept, chosen.dropped, LANE, 0, AT)
+
+
+class NeverStops(ScriptedModel):
+    """Samples until it is cut off."""
+
+    async def sample(self, *, max_new_tokens: int, **_: object) -> Completion:  # type: ignore[override]
+        return Completion([7] * max_new_tokens, [-0.5] * max_new_tokens, [WeightSpan(0, 3)], "test", "length")
+
+
+@pytest.mark.parametrize("prompt", [5, 7, 9])
+async def test_case_verl_7823_an_answer_cut_by_the_window_is_truncated_though_under_the_cap(prompt: int) -> None:
+    """verl-project/verl #7823, PR 7906: context 12, cap 10, a model that never stops. Here the window is moved so that
+    the same room is left after a real prompt."""
+    opening = len(template().open("fix test_total"))
+    given = spec({}, max_context_tokens=opening + 12 - prompt, max_turn_tokens=10)
+    journal = MemoryJournal()
+    await runner(journal, NeverStops([]), FolderEnvironment(), given).run()
+    (end,) = [body for body in journal.bodies() if isinstance(body, SessionCompleted)]
+    made = sequence_of("s", journal.history("s"))
+    assert made.truncated and end.reason in ("turn_length", "context")
+    assert made.sampled == (12 - prompt if prompt < 9 else 0), "no turn is begun where none can say anything"
+
+
+def test_case_nemo_rl_2821_a_template_that_drops_earlier_reasoning_doubles_nothing() -> None:
+    """NVIDIA-NeMo/RL #2821; prime-rl #1334: turn N is no prefix of N + 1. What was sampled is trained once, where it
+    was sampled; the rewritten history opens a segment of its own and is context only."""
+    reasoning, answer, second = [20, 21, 22], [30, 31], [40, 41]
+    first = turn(0, 0, [1, 2], reasoning + answer)
+    rewritten = ContextSummarized(segment=1, prompt=i32([1, 2, *answer, 3]), cut_after_turn=0)
+    later = turn(1, 5, [4], second)
+    made = sequence_of("s", records("s", [first, rewritten, later]))  # type: ignore[list-item]
+    assert [list(segment.tokens) for segment in made.segments] == [
+        [1, 2, *reasoning, *answer],
+        [1, 2, *answer, 3, 4, *second],
+    ]
+    trained = [t for s in made.segments for t, m in zip(s.tokens, s.mask, strict=True) if m]
+    assert trained == [*reasoning, *answer, *second], "each sampled token once"
+
+
+def test_case_trl_5144_a_pad_that_is_the_end_token_loses_no_true_end() -> None:
+    """huggingface/trl #5144, #4974: what is trained has no padding at all, so nothing is guessed from ids."""
+    end = 0
+    one = group("a", [1.0, 0.0])
+    said = [turn(0, 0, [end, 5], [6, end, end])]
+    sequences = {name: sequence_of(name, records(name, said)) for name in one.sequences}
+    one = GroupRecords(one.offset, one.sealed, one.rewards, sequences)
+    (micro,) = materialise(built(one), sequences, LANE.max_staleness)
+    assert list(micro.tokens) == [end, 5, 6, end, end] * 2
+    assert list(micro.mask) == [0, 0, 1, 1, 1] * 2
+    lengths = {
+        len(getattr(micro, name)) for name in ("tokens", "mask", "logprobs", "versions", "positions", "advantages")
+    }
+    assert lengths == {10}
+
+
+def packed_scores(sequences: dict[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probs of each member of a packed pair under a tiny policy."""
+    one = group("a", [1.0, 0.0])
+    one = GroupRecords(one.offset, one.sealed, one.rewards, sequences)
+    batch = built(one)
+    assert [micro.members for micro in batch.layout] == [[0, 1]], "packed together"
+    arrays = materialise(batch, sequences, LANE.max_staleness)
+    (micro,) = arrays
+    assert list(micro.positions) == [*range(len(micro.positions) // 2)] * 2, "positions start again at the border"
+    logprobs = score(tiny_policy(), training_batch(arrays))
+    return logprobs[: micro.starts[1]], logprobs[micro.starts[1] :]
+
+
+def pair(prefix: list[int], a: list[int], b: list[int]) -> dict[str, Sequence]:
+    said = {"a.0": turn(0, 0, prefix, a), "a.1": turn(0, 0, prefix, b)}
+    return {name: sequence_of(name, records(name, [one])) for name, one in said.items()}
+
+
+def test_case_profam_495_packed_rows_do_not_see_each_other() -> None:
+    """alex-hh/profam #495; huggingface/nanoVLM #201: one prefix with branches A and B; change one token of A."""
+    rng = np.random.default_rng(5)
+    prefix, a, b = (rng.integers(TINY.vocab_size, size=n).tolist() for n in (9, 12, 12))
+    first_a, first_b = packed_scores(pair(prefix, a, b))
+    changed = [(a[0] + 1) % TINY.vocab_size, *a[1:]]
+    other_a, other_b = packed_scores(pair(prefix, changed, b))
+    assert np.array_equal(first_b, other_b) and not np.array_equal(first_a, other_a)
+    alone, again = packed_scores(pair(prefix, b, b))
+    assert np.array_equal(alone, again) and np.array_equal(alone, first_b), "its place in the pack does not matter"
+
+
+def test_case_rllm_575_a_row_longer_than_the_budget_keeps_every_action() -> None:
+    """rllm-org/rllm PR 575: three turns of 40 tokens at a row budget of 100: a micro-batch of its own, nothing cut."""
+    turns = [turn(i, 41 * i, [1], list(range(40))) for i in range(3)]
+    one = group("a", [1.0, 0.0])
+    sequences = {name: sequence_of(name, records(name, turns)) for name in one.sequences}
+    one = GroupRecords(one.offset, one.sealed, one.rewards, sequences)
+    small = type(LANE)(**{name: getattr(LANE, name) for name in LANE.__struct_fields__} | {"token_budget": 100})
+    chosen = choose([one], small, nobody)
+    batch = build(chosen.kept, chosen.dropped, small, 0, AT)
+    assert [micro.tokens for micro in batch.layout] == [123, 123]
+    arrays = materialise(batch, sequences, LANE.max_staleness)
+    assert [sum(micro.mask) for micro in arrays] == [120, 120]
+    assert [member.trained_tokens for member in batch.members] == [120, 120]
+
+
+def test_a_session_that_said_nothing_keeps_its_place_in_the_baseline_and_trains_nothing() -> None:
+    """It ran out of context before its first turn: no tokens, but a reward."""
+    one = group("a", [1.0, 0.0])
+    sequences = dict(one.sequences) | {"a.1": sequence_of("a.1", records("a.1", [], reason="context"))}
+    one = GroupRecords(one.offset, one.sealed, one.rewards, sequences)
+    batch = built(one)
+    assert [(m.tokens, m.trained_tokens, m.advantage) for m in batch.members] == [(6, 4, 0.5), (0, 0, -0.5)]
+    arrays = training_batch(materialise(batch, sequences, LANE.max_staleness))
+    assert arrays.sequences == 1 and arrays.trained_tokens().tolist() == [4]
+    assert array("i", arrays.tokens.tolist()) == sequences["a.0"].segments[0].tokens
