@@ -10,6 +10,9 @@ import click
 
 from odradek.infra.cli.context import Context, command_options
 
+FIRST_LOOK_S = 10.0
+"""Seconds `--once` waits for the slowest actor."""
+
 
 @click.command
 @command_options
@@ -75,8 +78,8 @@ async def _watch(context: Context, event_log: Any, watcher: Any, absent: str, *,
         return frame(await run.refresh(), await sessions.refresh(), views, int(time.time() * 1000))
 
     if once:
-        if watcher is not None:  # a rate of work needs two looks
-            await watcher.look()
+        if watcher is not None:  # a rate of work needs two looks, and a fresh connection to each actor takes its time
+            await watcher.look(FIRST_LOOK_S)
             await asyncio.sleep(1.0)
         found = await look()
         context.result(found, as_text(found, actors_absent=absent, width=Console().width))

@@ -116,8 +116,11 @@ def _loop(frame: Frame) -> RenderableType:
     for reason, count in sorted(frame.left_out.items()):
         table.add_row(str(count), f"groups left out of batches: {reason}")
     table.add_row(str(frame.batches), f"batches assembled, {frame.steps} trained")
-    for lag in frame.lags:
-        table.add_row(Text(str(lag.count), style="yellow" if lag.count else ""), f"{lag.consumer}: {lag.what}")
+    behind = [lag for lag in frame.lags if lag.count]
+    for lag in behind:
+        table.add_row(Text(str(lag.count), style="yellow"), f"{lag.consumer}: {lag.what}")
+    if not behind:
+        table.add_row("0", f"lag of {', '.join(lag.consumer for lag in frame.lags)}")
     if frame.staleness:
         total = sum(frame.staleness.values())
         parts = ", ".join(f"{k}: {100 * count / total:.0f} %" for k, count in frame.staleness.items())
@@ -134,10 +137,11 @@ def _actors(views: Iterable[ActorView], absent: str) -> RenderableType:
     table.add_column("says", overflow="fold")
     for view in views:
         if not view.up:
-            table.add_row(view.name, "", Text("does not answer", style="red"))
+            table.add_row(view.name, "", Text(f"down: {view.note}" if view.note else "down", style="red"))
         else:
             rate = "" if view.work_rate is None else f"{view.work_rate:.2f}"
-            table.add_row(view.name, rate, _says(view))
+            said = _says(view)
+            table.add_row(view.name, rate, f"{said} ({view.note})" if view.note else said)
     if absent:
         return Group(table, Text(absent, style="dim")) if table.row_count else Text(absent, style="dim")
     return table

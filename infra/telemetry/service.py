@@ -39,7 +39,7 @@ class TelemetryService:
 
     def __init__(self, deployment: Deployment, names: Sequence[str], ask: Ask) -> None:
         self._deployment = deployment
-        self._watcher = ActorWatcher(names, ask)
+        self._names, self._ask = list(names), ask
         self._newest: Sequence[Metric] = ()
         self._server = MetricsServer(lambda: self._newest)
         self._stopping = threading.Event()
@@ -69,6 +69,7 @@ class TelemetryService:
                 self._stopping.wait(EVERY_S)
 
     async def _follow(self) -> None:
+        watcher = ActorWatcher(self._names, self._ask)
         batches = BatchSpans.of(self._deployment.otlp_endpoint)
         try:
             async with EventLog(self._deployment.kafka) as event_log:
@@ -76,7 +77,7 @@ class TelemetryService:
                 await sessions.begin_recent(await run.refresh())
                 batches.skip(run.fold)
                 while not self._stopping.is_set():
-                    views = await self._watcher.look()
+                    views = await watcher.look()
                     fold, book = await run.refresh(), await sessions.refresh()
                     book.prune()
                     self._newest = collect(fold, book, views, int(time.time() * 1000))
@@ -84,6 +85,7 @@ class TelemetryService:
                     self._failing = False
                     await asyncio.to_thread(self._stopping.wait, EVERY_S)
         finally:
+            await watcher.close()
             batches.close()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import msgspec
 from support.folded import folded
 from support.run_log import LANE, Run, small_run
 
-from odradek.infra.observe.actors import ActorView, ActorWatcher
+from odradek.infra.observe.actors import SILENT_S, ActorView, ActorWatcher, NotRunning
 from odradek.infra.observe.frame import Frame, frame, lags
 from odradek.infra.observe.screen import as_text
 from odradek.infra.observe.sessions import SessionBook
@@ -154,16 +155,48 @@ def test_a_frame_is_one_json_document() -> None:
     assert decoded.steps == 3 and decoded.staleness == {0: 44}
 
 
-async def test_work_per_second_is_the_difference_of_two_looks_and_a_silent_actor_is_down() -> None:
+async def test_work_per_second_is_the_difference_of_two_answers_and_an_absent_actor_is_down() -> None:
     now, busy = [100.0], {"trainer": 5.0}
 
     async def ask(name: str) -> dict[str, float]:
-        return {"busy_s": busy[name]} if name in busy else {}["absent"]
+        if name not in busy:
+            raise NotRunning(name)
+        return {"busy_s": busy[name]}
 
     watcher = ActorWatcher(["trainer", "assembler"], ask, lambda: now[0])
     first = await watcher.look()
-    assert [(v.name, v.up, v.work_rate) for v in first] == [("trainer", True, None), ("assembler", False, None)]
+    assert [(v.name, v.up, v.work_rate, v.note) for v in first] == [
+        ("trainer", True, None, ""), ("assembler", False, None, "not running"),
+    ]  # fmt: skip
     now[0], busy["trainer"] = 110.0, 12.0
     assert (await watcher.look())[0].work_rate == 0.7
     now[0], busy["trainer"] = 120.0, 1.0  # it was restarted: its counter began again
     assert (await watcher.look())[0].work_rate is None
+    busy["assembler"] = 0.0
+    assert (await watcher.look())[1].up
+
+
+async def test_a_slow_actor_keeps_its_last_answer_and_is_down_only_when_it_stays_silent() -> None:
+    now, gate = [0.0], asyncio.Event()
+    gate.set()
+
+    async def ask(_name: str) -> dict[str, float]:
+        await gate.wait()
+        return {"busy_s": now[0] / 2}
+
+    watcher = ActorWatcher(["trainer"], ask, lambda: now[0])
+    assert (await watcher.look())[0].state == {"busy_s": 0.0}
+    gate.clear()
+    now[0] = 5.0
+    await watcher.look(0.01)
+    now[0] = 8.0
+    slow = (await watcher.look(0.01))[0]
+    assert (slow.up, slow.state, slow.note) == (True, {"busy_s": 0.0}, "its answer of 8 s ago")
+    now[0] = 5.0 + SILENT_S
+    silent = (await watcher.look(0.01))[0]
+    assert (silent.up, silent.note) == (False, "no answer for 20 s")
+    gate.set()
+    assert (await watcher.look())[0].work_rate == 0.5
+    gate.clear()
+    await watcher.look(0.01)
+    await watcher.close()
