@@ -46,6 +46,8 @@ def ensure(folder: Path, say: Say, lock: Path = LOCK) -> Path:
     except (OSError, subprocess.CalledProcessError) as error:
         raise DashboardError(f"dashboard: can't make a virtual environment in {folder}: {error}") from error
     _run(_installer(folder, lock), folder)
+    if not program.exists():
+        raise DashboardError(f"dashboard: {lock} was installed into {folder}, and {program} is not there")
     stamp.write_text(digest)
     return program
 

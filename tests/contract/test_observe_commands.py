@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from support.folded import folded
 from support.run_log import RunLog, small_run
 
+from odradek.actors.telemetry.spans import SessionSpans, SpanMaker
 from odradek.infra.cli.main import run
 from odradek.infra.observe.follow import RunFollower, SessionFollower
+from odradek.infra.observe.traces import later_spans, newest_sessions, session_traces
 from odradek.streams.config import KafkaConfig
 from odradek.streams.log import EventLog
 from odradek.streams.testing import fresh_config as fresh_config
@@ -57,6 +60,33 @@ async def test_a_follower_sees_what_a_plain_fold_of_the_log_sees(written: RunLog
     assert {s: (n.end, len(n.turns), len(n.calls)) for s, n in noted.sessions.items()} == {
         s: (n.end, len(n.turns), len(n.calls)) for s, n in book.sessions.items()
     }
+
+
+async def test_traces_rebuilt_from_the_log_are_the_ones_that_were_sent(
+    written: RunLog, fresh_config: KafkaConfig
+) -> None:
+    """Same ids, same tree: what a collector missed can be had from the log."""
+    maker = SpanMaker.of("test")
+    live: list[ReadableSpan] = []
+    running: dict[str, SessionSpans] = {}
+    for record in written.of("sessions.v1"):
+        fold = running.setdefault(record.key or "", SessionSpans(record.key or "", maker))
+        live += [] if fold.ended else fold.take(record.event.body, record.timestamp_ms * 1_000_000)
+    async with EventLog(fresh_config) as event_log:
+        seen, book = await RunFollower(event_log).refresh(), await SessionFollower(event_log).refresh()
+        wanted = newest_sessions(book, 0)
+        rebuilt = [span async for spans in session_traces(event_log, book, wanted, maker) for span in spans]
+    assert len(rebuilt) > 500
+    assert {identity_of(span) for span in rebuilt} == {identity_of(span) for span in live}
+    roots = {span.context.span_id for span in rebuilt if span.name == "session" and span.context}
+    gradings = [span for span in later_spans(seen, wanted, maker) if span.name == "grading"]
+    assert len(gradings) == len(roots) == len(book.sessions)
+    assert {span.parent.span_id for span in gradings if span.parent} == roots
+
+
+def identity_of(span: ReadableSpan) -> tuple[str, int, int, int]:
+    assert span.context is not None
+    return span.name, span.context.trace_id, span.context.span_id, span.parent.span_id if span.parent else 0
 
 
 def test_the_commands_answer_from_the_log_alone(asked: Any, tmp_path: Path, written: RunLog) -> None:
