@@ -47,7 +47,8 @@ BATCH_S = 20.0
 """Seconds after which a batch stops at the record it has reached and commits. Too high: partitions cannot move."""
 
 HANDLER_S = 30.0
-"""Seconds one record may take; then it counts as failed. Too low: honest work fails. Too high: see REBALANCE_MS."""
+"""Seconds one record may take unless the consumer says otherwise; then it counts as failed. Too low: honest work fails.
+Too high: partitions move late. BATCH_S and a handler together stay below aiokafka's max_poll_interval_ms (300 s)."""
 
 RELEASE_CHECK_S = 0.5
 """Seconds between looks at the dead-letter queue for releases. Too low: requests. Too high: a release seems ignored."""
@@ -109,6 +110,7 @@ class GroupConsumer:
         start: Start = Start.EARLIEST,
         gap: GapPolicy = GapPolicy.ERROR,
         retry: Retry | None = None,
+        handler_s: float = HANDLER_S,
         on_alarm: Callable[[Pause], None] | None = None,
     ) -> None:
         self.name = name
@@ -122,6 +124,7 @@ class GroupConsumer:
         self._start = start
         self._gap = gap
         self._retry = retry or Retry()
+        self._handler_s = handler_s
         self._on_alarm = on_alarm
         self._letters = DeadLetters(log)
         self._poller = Poller(log.config, log.blobs)
@@ -150,7 +153,7 @@ class GroupConsumer:
             group_instance_id=self._instance,
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=SESSION_MS // 4,
-            rebalance_timeout_ms=REBALANCE_MS,
+            rebalance_timeout_ms=max(REBALANCE_MS, int((BATCH_S + self._handler_s) * 1000) + SESSION_MS),
         )
         consumer.subscribe([self._config.name(topic) for topic in self._topics], listener=_Listener(self, consumer))
         await clients.start(self._config, consumer)
@@ -235,7 +238,7 @@ class GroupConsumer:
         return True
 
     async def _call(self, record: Record) -> None:
-        async with asyncio.timeout(HANDLER_S):
+        async with asyncio.timeout(self._handler_s):
             await self._handler(record)
 
     async def _failed(self, consumer: AIOKafkaConsumer, tp: TopicPartition, record: Record, error: Exception) -> bool:

@@ -18,7 +18,7 @@ from odradek.actors.environment.ns import NsDriver
 from odradek.actors.environment.start import SandboxFactory
 from odradek.actors.reward.efficiency import Conduct, conduct_of
 from odradek.actors.reward.errors import GraderCouldNotRun
-from odradek.actors.reward.grader import GRADER, VERSION, Grade, grade
+from odradek.actors.reward.grader import GRADE_DEADLINE_S, GRADER, VERSION, Grade, grade
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import object_store
@@ -27,7 +27,7 @@ from odradek.sandbox_images.store import ImageStore
 from odradek.streams import topics
 from odradek.streams.assembly.reader import Extent, read_sessions
 from odradek.streams.blobs import BlobStore
-from odradek.streams.consumers import GroupConsumer
+from odradek.streams.consumers import HANDLER_S, GroupConsumer
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
@@ -67,7 +67,12 @@ class RewardActor:
         self._log = EventLog(self._deployment.kafka)
         await self._log.start()
         self._consumer = GroupConsumer(
-            self._log, GROUP, [topics.SESSIONS.name], self._on_record, instance=f"{GROUP}.{self._name}"
+            self._log,
+            GROUP,
+            [topics.SESSIONS.name],
+            self._on_record,
+            instance=f"{GROUP}.{self._name}",
+            handler_s=GRADE_DEADLINE_S + HANDLER_S,
         )
 
     async def state(self) -> dict[str, Any]:

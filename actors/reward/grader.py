@@ -6,6 +6,7 @@ GraderCouldNotRun for any fault that is not the session's (that is `ungraded`, n
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Mapping
@@ -28,6 +29,9 @@ VERSION = f"2+{combine.VERSION}"
 GRADING_SECONDS = 20.0
 """Seconds the cases of one task may take together. Too low fails slow but right solutions; too high lets a loop hold
 the grader."""
+GRADE_DEADLINE_S = 200.0
+"""Seconds one session's grading may take, set-up and the task's own verifier included; then it is ungraded. Too low:
+honest test suites never give a reward. Too high: a stuck host holds its partition of sessions."""
 OUTPUT_BYTES = 1 << 20
 """Bytes of reports read back. A session's prints beyond it could hide its own reports, which then fail."""
 
@@ -53,11 +57,14 @@ async def grade(task: TaskPublished, conduct: Conduct, factory: SandboxFactory) 
     began = time.monotonic()
     start = WorkspaceStart(task.image, {p: t.encode() for p, t in task.files.items()}, list(task.setup))
     try:
-        sandbox = await factory.open(start, conduct.deltas, label="grading")
-        try:
-            solved, passed, failed, notes = await _judge(task, sandbox)
-        finally:
-            await sandbox.destroy()
+        async with asyncio.timeout(GRADE_DEADLINE_S):
+            sandbox = await factory.open(start, conduct.deltas, label="grading")
+            try:
+                solved, passed, failed, notes = await _judge(task, sandbox)
+            finally:
+                await sandbox.destroy()
+    except TimeoutError:
+        raise GraderCouldNotRun(f"grading took longer than {GRADE_DEADLINE_S:g} s") from None
     except (SandboxError, BlobMissing, BlobCorrupt) as error:
         raise GraderCouldNotRun(f"{type(error).__name__}: {error}") from error
     components = {"solved": solved, "turns": float(conduct.turns), "errors": float(conduct.errors)}
