@@ -1,4 +1,4 @@
-"""Loads a run into an MLflow server: traces by OTLP, curves by its REST interface.
+"""Loads a run into an MLflow server: traces by OTLP, curves by its REST interface. Any collector takes the traces.
 
 Both are public, versioned interfaces, so that MLflow itself need not be importable here. Ids of traces and spans are
 those of the log: loading twice gives the same traces.
@@ -28,24 +28,14 @@ METRICS_A_REQUEST = 1000
 """The server's own limit."""
 
 
-class MlflowClient:
-    """One experiment on one server."""
+class TraceSender:
+    """Sends finished spans to an OTLP collector, each request acknowledged: nothing is dropped."""
 
-    def __init__(self, address: str, experiment: str) -> None:
-        self._address = address
-        self.experiment_id: str = self._post("experiments/create", {"name": experiment})["experiment_id"]
-        self._exporter = otlp_exporter(address, {"x-mlflow-experiment-id": self.experiment_id}, REQUEST_S)
+    def __init__(self, address: str, headers: dict[str, str] | None = None, timeout_s: float = REQUEST_S) -> None:
+        self.address = address
+        self._exporter = otlp_exporter(address, headers, timeout_s)
         self._waiting: list[ReadableSpan] = []
         self.spans = 0
-
-    @property
-    def traces_url(self) -> str:
-        """The page of the traces."""
-        return f"{self._address}/#/experiments/{self.experiment_id}/traces"
-
-    def run_url(self, run_id: str) -> str:
-        """The page of a run's curves."""
-        return f"{self._address}/#/experiments/{self.experiment_id}/runs/{run_id}/model-metrics"
 
     def send(self, spans: Iterable[ReadableSpan]) -> None:
         """Queue spans; full requests go out."""
@@ -62,8 +52,28 @@ class MlflowClient:
 
     def _export(self, spans: Sequence[ReadableSpan]) -> None:
         if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise DashboardError(f"dashboard: MLflow at {self._address} refused {len(spans)} spans; see its server.log")
+            raise DashboardError(
+                f"dashboard: {self.address} did not take {len(spans)} spans: is it an OTLP/HTTP collector? See its log"
+            )
         self.spans += len(spans)
+
+
+class MlflowClient:
+    """One experiment on one server."""
+
+    def __init__(self, address: str, experiment: str) -> None:
+        self._address = address
+        self.experiment_id: str = self._post("experiments/create", {"name": experiment})["experiment_id"]
+        self.traces = TraceSender(address, {"x-mlflow-experiment-id": self.experiment_id})
+
+    @property
+    def traces_url(self) -> str:
+        """The page of the traces."""
+        return f"{self._address}/#/experiments/{self.experiment_id}/traces"
+
+    def run_url(self, run_id: str) -> str:
+        """The page of a run's curves."""
+        return f"{self._address}/#/experiments/{self.experiment_id}/runs/{run_id}/model-metrics"
 
     def log_run(self, name: str, points: Sequence[CurvePoint], parameters: dict[str, str]) -> str:
         """A finished run with these curves; returns its id."""

@@ -1,4 +1,4 @@
-"""Small charts as inline SVG: no script, no network, colours from the page's CSS variables (`--s1` … `--s4`).
+"""Small charts as inline SVG: no script, no network, colours from the page's CSS (`fill1` … `fill8`).
 
 Pure: numbers in, markup out. The drawing area is 380 units wide, so that its text stays legible on a phone and a card
 of twice that width still looks right. Each mark carries a <title>, which browsers show under the pointer.

@@ -6,6 +6,7 @@ oldest version that sampled any of their tokens. Order and windows follow the lo
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +86,20 @@ class Grading:
     at: int
     partition: int
     milliseconds: float
+
+
+TEMPERATURE = re.compile(r"@v\d+t(?P<temperature>[0-9.]+)$")
+"""How `infra/demo/publish.py` ends the id of an evaluation's task: version and temperature."""
+
+
+def _set_of(group: GroupOpened) -> str:
+    """Name of an evaluation: its task set, and how it was sampled where that is not temperature 1."""
+    name = group.labels.get("set", "")
+    found = TEMPERATURE.search(group.task_id)
+    temperature = float(found["temperature"]) if found is not None else 1.0
+    if temperature == 1.0:
+        return name
+    return f"{name} (greedy)" if temperature == 0.0 else f"{name} (temperature {temperature:g})"
 
 
 @dataclass(slots=True)
@@ -207,7 +222,7 @@ class RunFold:
         self.verdicts.setdefault(body.session_id, body)
         group = self.groups.get(body.group_id)
         if meta.origin == "eval":
-            label = group.labels.get("set", "") if group is not None else ""
+            label = _set_of(group) if group is not None else ""
             version = body.oldest_version
             self.evaluations.setdefault((version, label), Conduct()).add(body)
         elif meta.origin == "rl":

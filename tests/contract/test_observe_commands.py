@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
+from support.collector import collecting
 from support.folded import folded
 from support.run_log import RunLog, small_run
 
@@ -102,6 +103,9 @@ def test_the_commands_answer_from_the_log_alone(asked: Any, tmp_path: Path, writ
     page = tmp_path / "page.html"
     told = json.loads(asked("report", "--out", str(page), "--json"))
     assert told["records"] == len(written.records) and "Solve rate against weight version" in page.read_text()
+    with collecting() as collector:
+        sent = json.loads(asked("dashboard", "--otlp", collector.endpoint, "--sessions", "0", "--json"))
+    assert sent["sessions"] == 72 and sent["spans"] == len(collector.spans) == len({s.span_id for s in collector.spans})
     assert "no session 'nobody'" in asked("session", "show", "nobody", "--json", code=2)
     assert "72 sessions begin with" in asked("session", "show", "group-", "--json", code=2)
     assert "is not a folder" in asked("report", "--out", str(tmp_path / "a" / "b.html"), "--json", code=2)

@@ -181,13 +181,13 @@ class Run:
         ))  # fmt: skip
         self.version = version
 
-    def open_group(self, *, attempts: int, purpose: Any = "rl", labels: dict[str, str] | None = None) -> GroupOpened:
+    def open_group(self, *, attempts: int, purpose: Any = "rl", labels: Any = None, suffix: str = "") -> GroupOpened:
         name = f"group-{self.groups:03d}"
         self.groups += 1
         lane = LANE.lane if purpose == "rl" else EVAL
         opened = GroupOpened(
             group_id=name, lane=lane, ordinal=self.groups, task=RecordRef("tasks.v1", 0, self.groups),
-            task_id=f"task-{self.groups}", task_digest="0", purpose=purpose, policy="demo",
+            task_id=f"task-{self.groups}{suffix}", task_digest="0", purpose=purpose, policy="demo",
             sessions=[f"{name}-s{i}" for i in range(attempts)], version=self.version,
             pinned_version=self.version if purpose == "eval" else None, deadline_ms=self.log.now_ms + 900_000,
             labels=labels or {},
@@ -241,9 +241,11 @@ class Run:
         )  # fmt: skip
         return member, reward, sequence_of(name, writer.records)
 
-    def group(self, skill: float, *, attempts: int = 4, purpose: Any = "rl", labels: Any = None) -> None:
+    def group(
+        self, skill: float, *, attempts: int = 4, purpose: Any = "rl", labels: Any = None, suffix: str = ""
+    ) -> None:
         """A group from opening to seal."""
-        opened = self.open_group(attempts=attempts, purpose=purpose, labels=labels)
+        opened = self.open_group(attempts=attempts, purpose=purpose, labels=labels, suffix=suffix)
         done = [self.session(opened, attempt, skill) for attempt in range(attempts)]
         sealed = GroupSealed(
             group_id=opened.group_id, lane=opened.lane, reason="complete", members=[member for member, _, _ in done]

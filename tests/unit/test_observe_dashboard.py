@@ -16,7 +16,7 @@ from support.run_log import small_run
 from odradek.actors.telemetry.spans import SpanMaker
 from odradek.infra.dashboard.environment import LOCK, STAMP, ensure
 from odradek.infra.dashboard.errors import DashboardError
-from odradek.infra.dashboard.mlflow import SPANS_A_REQUEST, MlflowClient
+from odradek.infra.dashboard.mlflow import SPANS_A_REQUEST, MlflowClient, TraceSender
 from odradek.infra.observe.curves import CurvePoint, curves
 from odradek.infra.observe.traces import later_spans, newest_sessions
 
@@ -82,16 +82,24 @@ def test_spans_go_to_the_experiment_in_bounded_requests(mlflow: Any) -> None:
     spans = later_spans(fold, newest_sessions(book, 0), SpanMaker.of("test"))
     assert len(spans) == 72 + 3 + 3
     client = MlflowClient(address, "odradek")
-    client.send(spans * 10)
-    client.flush()
+    client.traces.send(spans * 10)
+    client.traces.flush()
     requests = [header for path, _, header in came if path == "/v1/traces"]
-    assert client.spans == 780
+    assert client.traces.spans == 780
     assert requests == ["7"] * -(-780 // SPANS_A_REQUEST)
 
 
 def test_a_refusal_names_the_path_and_the_code(mlflow: Any) -> None:
     with pytest.raises(DashboardError, match=r"MLflow refused experiments/create: 400"):
         MlflowClient(mlflow[0], "refuse")
+
+
+def test_a_collector_that_is_none_is_one_clear_line() -> None:
+    fold, book = folded(small_run(versions=1))
+    sender = TraceSender("http://127.0.0.1:9", timeout_s=0.5)
+    sender.send(later_spans(fold, newest_sessions(book, 1), SpanMaker.of("test"))[:1])
+    with pytest.raises(DashboardError, match=r"http://127\.0\.0\.1:9 did not take 1 spans"):
+        sender.flush()
 
 
 def test_a_server_that_is_gone_is_one_clear_line() -> None:
