@@ -162,17 +162,23 @@ class LaneWorld:
         return [b for b in bodies if isinstance(b, VersionPublished) and b.policy == self.policy]
 
     async def written(self) -> int:
-        """Records of this lane on batches.v1, committed or not: proof that an aborted one was really sent."""
+        """How many records of this lane batches.v1 holds, committed or not: proof that an aborted one was sent."""
+        return len(await self.sent())
+
+    async def sent(self) -> list[bytes]:
+        """The values of those records."""
         reader = consumer(self.log.config, committed=False)
         await start(self.log.config, reader)
         try:
             place = partition(self.log.config, "batches.v1", 0)
             reader.assign([place])
             reader.seek(place, 0)
-            end, keys = (await reader.end_offsets([place]))[place], []
+            end = (await reader.end_offsets([place]))[place]
+            values: list[bytes] = []
             while await reader.position(place) < end:
-                keys += [r.key for r in (await reader.getmany(place, timeout_ms=200)).get(place, [])]
-            return sum(key == self.lane.encode() for key in keys)
+                records = (await reader.getmany(place, timeout_ms=200)).get(place, [])
+                values += [record.value for record in records if record.key == self.lane.encode()]
+            return values
         finally:
             await stop(reader)
 
