@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -108,6 +109,32 @@ def explain(context: Context, version: int, policy: str | None, sessions: bool) 
 
     found = run(context, "reading the log", work)
     context.result(found, _explained(found, sessions))
+
+
+@command.command
+@_version
+@click.argument("directory", type=click.Path(path_type=Path))
+@_policy
+@command_options
+def save(context: Context, version: int, directory: Path, policy: str | None) -> None:
+    """Write VERSION to a new DIRECTORY that plain transformers opens. Needs broker and object store."""
+
+    async def work(_tell: Say) -> None:
+        from odradek.actors.runtime.store import object_store
+        from odradek.actors.trainer.export import save_version
+        from odradek.infra.cluster.deployment import deployment_of
+        from odradek.infra.config.services import endpoints
+        from odradek.streams.replay.lineage import versions_of
+
+        deployment = deployment_of(context.config, endpoints(context.config))
+        async with opened_log(context) as event_log:
+            versions = await versions_of(event_log, policy or context.config.lane.policy)
+        _must_be_published(versions, version)
+        store = object_store(deployment)
+        await save_version(store, versions.published[version], directory, Path(deployment.tokenizer_file))
+
+    run(context, f"fetching version {version}", work)
+    context.result({"version": version, "directory": str(directory)}, f"version {version} is in {directory}")
 
 
 def _versions(context: Context, policy: str | None) -> Versions:
