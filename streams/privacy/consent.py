@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from odradek.streams import topics
-from odradek.streams.errors import UndecodableRecord
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.subjects import (
     ConsentGranted,
     ConsentWithdrawn,
@@ -51,11 +51,12 @@ class Consents:
 
     async def refresh(self, event_log: EventLog, end: int | None = None) -> None:
         """Read on to the topic's end (or to `end`). A record that can't be decoded takes nothing away and gives
-        nothing: it is logged and passed over."""
+        nothing: it is logged and passed over. An unknown type raises: it may be a new way to withdraw, so a reader
+        that does not know it must not go on."""
         stop = await event_log.stable_end(topics.SUBJECTS.name, 0) if end is None else end
         async for record in event_log.read(topics.SUBJECTS.name, 0, self.offset, stop):
             try:
                 self.apply(record.ref.offset, record.event.body)
-            except UndecodableRecord as error:
+            except DecodeError as error:
                 log.warning("consent: record set aside: %s", error)
         self.offset = max(self.offset, stop)
