@@ -181,7 +181,7 @@ def _solved(rows: list[VersionRow], place: Callable[[int], float]) -> list[Serie
     training = [point(row.version, row.training, "RL rollouts") for row in _trained(rows)]
     sets = sorted({name for row in rows for name in row.held_out})
     return [
-        Series("RL", training),
+        Series("RL rollouts", training),
         *(
             Series(
                 name.replace("_", " "),
