@@ -59,7 +59,6 @@ status: $(INSTALLED) ## How they stand.
 	@$(BIN)/odradek status
 
 dashboard: $(INSTALLED) ## Open traces and curves of the last run in MLflow.
-	@$(BIN)/uv pip install -q --python $(BIN)/python -e '.[dashboard]'
 	@$(BIN)/odradek dashboard
 
 lock: $(INSTALLED) ## Resolve Python packages and jars again, and rewrite both locks.

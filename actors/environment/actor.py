@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 120.0
 """Seconds for preflight and building the default image."""
+COMMAND = "run_terminal"
+"""The tool that starts processes: so many at once as `Deployment.max_commands` allows."""
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class _Place:
     epoch: int
     sandbox: Sandbox
     workspace: SandboxWorkspace
-    subject: str
+    start: WorkspaceStart
     state: ToolState = field(default_factory=ToolState)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -61,7 +64,8 @@ class EnvironmentActor:
         self._epochs: dict[str, int] = {}
         self._calls = 0
         self._busy_s = 0.0
-        self._limits = Limits()
+        self._running = asyncio.Semaphore(deployment.max_commands)
+        self._opening = asyncio.Semaphore(deployment.max_commands)
         self._loop = LoopThread(name)
         self._loop.submit(self._start()).result(START_DEADLINE_S)
 
@@ -82,9 +86,11 @@ class EnvironmentActor:
         """A sandbox in the logged state for this owner; an older owner's is ended first."""
         return await self._loop.call(self._open(session_id, epoch, start, deltas))
 
-    async def run_calls(self, session_id: str, epoch: int, calls: Sequence[Call]) -> list[CallOutcome]:
-        """One outcome a call, in order; several calls run together."""
-        return await self._loop.call(self._run_calls(session_id, epoch, calls))
+    async def run_calls(
+        self, session_id: str, epoch: int, calls: Sequence[Call], tool_seconds: float
+    ) -> list[CallOutcome]:
+        """One outcome a call, in order; several calls run together. A command is ended after `tool_seconds`."""
+        return await self._loop.call(self._run_calls(session_id, epoch, calls, tool_seconds))
 
     async def close(self, session_id: str, epoch: int) -> None:
         """End the session's sandbox. Twice is once."""
@@ -111,29 +117,35 @@ class EnvironmentActor:
     ) -> EnvironmentInfo:
         self._check_epoch(session_id, epoch)
         await self._end(session_id)
-        sandbox = await self._factory.open(start, deltas, label=session_id)
-        self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox, epoch), start.subject)
+        async with nullcontext() if start.production else self._opening:
+            sandbox = await self._factory.open(start, deltas, label=session_id)
+        self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox, epoch), start)
         return EnvironmentInfo(sandbox.sandbox_id, "ns", self._factory.image_digest(start.image))
 
-    async def _run_calls(self, session_id: str, epoch: int, calls: Sequence[Call]) -> list[CallOutcome]:
+    async def _run_calls(
+        self, session_id: str, epoch: int, calls: Sequence[Call], tool_seconds: float
+    ) -> list[CallOutcome]:
         self._check_epoch(session_id, epoch)
         place = self._places.get(session_id)
         if place is None or place.epoch != epoch:
             raise SandboxGoneError(f"session {session_id}: no sandbox of epoch {epoch} on this host")
         began = time.monotonic()
+        limits = Limits(command_seconds=tool_seconds, command_seconds_max=tool_seconds)
         async with place.lock:
-            outcomes = list(await asyncio.gather(*(self._one(place, call) for call in calls)))
+            outcomes = list(await asyncio.gather(*(self._one(place, call, limits) for call in calls)))
             if len(calls) == 1 and (spec := TOOLS.get(calls[0].name)) is not None and spec.leaves_delta:
-                delta = await to_logged(await place.sandbox.diff(incremental=True), self._blobs, place.subject)
+                delta = await to_logged(await place.sandbox.diff(incremental=True), self._blobs, place.start.subject)
                 if delta.changes:
                     outcomes[0] = replace(outcomes[0], delta=delta)
         self._calls += len(calls)
         self._busy_s += time.monotonic() - began
         return outcomes
 
-    async def _one(self, place: _Place, call: Call) -> CallOutcome:
+    async def _one(self, place: _Place, call: Call, limits: Limits) -> CallOutcome:
         began = time.monotonic()
-        outcome = await run_call(place.workspace, call.name, call.arguments, self._limits, place.state)
+        slot = self._running if call.name == COMMAND and not place.start.production else nullcontext()
+        async with slot:
+            outcome = await run_call(place.workspace, call.name, call.arguments, limits, place.state)
         return CallOutcome(
             outcome.text, outcome.is_error, None, (time.monotonic() - began) * 1000, outcome.redactions
         )

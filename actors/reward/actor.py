@@ -9,6 +9,7 @@ Production sessions have no hidden tests: they get no verdict here (people's fee
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from pathlib import Path
@@ -51,6 +52,7 @@ class RewardActor:
         self._deployment = deployment
         self._name = name
         self._tasks: dict[RecordRef, TaskPublished] = {}
+        self._slots = asyncio.Semaphore(deployment.max_commands)
         self._graded = 0
         self._busy_ms = 0.0
         self._tracing = Tracing.of(deployment.otlp_endpoint, name)
@@ -109,7 +111,8 @@ class RewardActor:
 
     async def _verdict(self, extent: Extent, group: str, conduct: Conduct) -> RewardAssigned | RewardUngraded:
         try:
-            result = await grade(await self._task(conduct), conduct, self._factory)
+            async with self._slots:
+                result = await grade(await self._task(conduct), conduct, self._factory)
         except GraderCouldNotRun as error:
             log.warning("session %s is ungraded: %s", extent.session_id, error.cause)
             return self._ungraded(extent, group, error.cause, error.retryable)

@@ -44,6 +44,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     reward_actors: int = 1
     max_sessions: int = 104
     """Sessions in flight at once. Too low leaves the engine's batch empty; too high makes rollouts stale."""
+    max_commands: int = 4
+    """Commands, and sandboxes being made, that run at once on a host. Too low leaves cores idle while commands wait
+    for something; too high lets a hundred of them fight for the cores and the caches, and starves the engine."""
     projections: bool = True
     """Whether a Faust worker keeps live tables."""
     otlp_endpoint: str = ""

@@ -30,6 +30,10 @@ ANSWER_GRACE_S = 7.0
 """Seconds past a request's deadline that the engine's own, more exact error is waited for."""
 OPEN_TIMEOUT_S = 60.0
 """Seconds to make a sandbox and rebuild a workspace. Too low fails on a loaded host; too high hides a stuck one."""
+CALL_GRACE_S = 60.0
+"""Seconds beyond a tool's own limit before its environment counts as lost. It covers waiting for a slot to run a
+command in: too low takes a busy host for a dead one and rebuilds workspaces under load; too high leaves a session
+waiting on a host that hangs."""
 CLOSE_TIMEOUT_S = 20.0
 """Seconds to wait for a sandbox's end; past it the host's own reaper takes it."""
 APPEND_RETRY_S = 60.0
@@ -133,11 +137,17 @@ class RayEnvironment:
         return info
 
     async def run_calls(
-        self, session_id: str, epoch: int, calls: Sequence[Call], timeout_s: float
+        self, session_id: str, epoch: int, calls: Sequence[Call], tool_seconds: float
     ) -> list[CallOutcome]:
         """See `EnvironmentPort`."""
         outcomes: list[CallOutcome] = await self._ask(
-            session_id, timeout_s, self._handle.run_calls, session_id, epoch, list(calls)
+            session_id,
+            tool_seconds + CALL_GRACE_S,
+            self._handle.run_calls,
+            session_id,
+            epoch,
+            list(calls),
+            tool_seconds,
         )
         return outcomes
 

@@ -71,6 +71,8 @@ class WorkspaceStart:
     setup: list[str] = field(default_factory=list)
     subject: str = ""
     """Whose files these are: large contents of later changes are stored under this subject."""
+    production: bool = False
+    """A person waits: never queued behind rollouts."""
 
 
 class SessionLog(Protocol):
@@ -107,9 +109,10 @@ class EnvironmentPort(Protocol):
         ...
 
     async def run_calls(
-        self, session_id: str, epoch: int, calls: Sequence[Call], timeout_s: float
+        self, session_id: str, epoch: int, calls: Sequence[Call], tool_seconds: float
     ) -> list[CallOutcome]:
-        """One outcome a call, in order. Several calls are pure and run together. Raises EnvironmentLost."""
+        """One outcome a call, in order. Several calls are pure and run together. A command that runs longer than
+        `tool_seconds` is ended and says so in its outcome. Raises EnvironmentLost."""
         ...
 
     async def close(self, session_id: str, epoch: int) -> None: ...

@@ -65,8 +65,6 @@ INFRA_DEADLINE_S = 120.0
 """Seconds a session keeps retrying a fault of ours at one place. Must exceed an actor's restart (about 10 s)."""
 RETRY_PAUSE_S = 0.5
 """Seconds between retries."""
-CALL_GRACE_S = 15.0
-"""Seconds added to a tool's own limit before the environment counts as lost."""
 
 SESSION_NAMESPACE = uuid.UUID("5b0d7b1e-2a52-5f3c-9a53-9f0f2f6a8f11")
 """Namespace of deterministic event ids (RFC 9562, version 5)."""
@@ -286,8 +284,8 @@ class SessionRunner:
             try:
                 if not self._environment_ready:
                     await self._open_environment()
-                timeout = self._opened.budget.tool_seconds + CALL_GRACE_S
-                return await self._environment.run_calls(self.spec.session_id, self.state.epoch, calls, timeout)
+                limit = self._opened.budget.tool_seconds
+                return await self._environment.run_calls(self.spec.session_id, self.state.epoch, calls, limit)
             except EnvironmentLost:
                 self._environment_ready = False
                 if time.monotonic() > deadline:
@@ -299,7 +297,9 @@ class SessionRunner:
         info = await self._environment.open(
             self.spec.session_id,
             self.state.epoch,
-            replace(self.spec.start, subject=self.spec.subject),
+            replace(
+                self.spec.start, subject=self.spec.subject, production=self.spec.origin == "production"
+            ),
             list(self.state.deltas),
         )
         self._environment_ready = True

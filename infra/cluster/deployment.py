@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ ASSETS = Path(__file__).resolve().parents[1] / "demo" / "warmstart" / "assets"
 
 
 def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
-    """Pure: the same configuration gives the same record."""
+    """The same configuration on the same host gives the same record."""
     return Deployment(
         kafka=endpoints.kafka,
         store=ObjectStoreAddress(
@@ -37,6 +38,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         inference_actors=config.inference.replicas,
         reward_actors=config.reward.actors,
         max_sessions=config.session.max_in_flight,
+        max_commands=config.sandbox.max_commands or 2 * (os.cpu_count() or 1),
         projections=config.projections.enabled,
         otlp_endpoint=config.telemetry.otlp_endpoint or "",
         log_level=config.telemetry.log_level,

@@ -175,6 +175,8 @@ class Sandbox(Section, frozen=True, kw_only=True):
     """Kind of isolation. There is no silent fallback to a weaker one."""
     unprivileged_ok: bool = True
     """Whether rlimits may stand in for cgroups where none is delegated; said at start."""
+    max_commands: Count | None = None
+    """Commands that run at once on one host; none takes two a core."""
     max_live: Count = 1000
     """Sandboxes at once."""
     min_free_disk_mb: NonNegative = 512

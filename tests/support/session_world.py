@@ -118,7 +118,7 @@ class FolderEnvironment:
         return EnvironmentInfo(f"sandbox-{self.opened}", "memory", "none")
 
     async def run_calls(
-        self, session_id: str, epoch: int, calls: Sequence[Call], timeout_s: float
+        self, session_id: str, epoch: int, calls: Sequence[Call], tool_seconds: float
     ) -> list[CallOutcome]:
         outcomes = [self._one(call) for call in calls]
         if self.delay:
