@@ -90,6 +90,8 @@ def report_failure(error: BaseException, as_json: bool) -> int:
     """Tell a person (or, with --json, a program) what went wrong in one line; returns the exit code."""
     if isinstance(error, click.ClickException):
         message, code = error.format_message(), error.exit_code
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            message += f" (see {error.ctx.command_path} --help)"
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         message, code = "interrupted", EXIT_INTERRUPTED
     elif is_expected(error):

@@ -19,23 +19,23 @@ import click
 from odradek.infra.cli.context import EXIT_CODES, EXIT_OK, report_failure
 
 COMMANDS = {
-    "up": "Start what the configuration does not find elsewhere: Kafka, S3, Ray.",
+    "up": "Start Kafka, S3 and Ray (what has no address yet), and the actors.",
     "status": "How every service stands, asked of the service itself.",
-    "down": "Stop the embedded services. Data stays.",
+    "down": "Stop the actors and the embedded services. Data stays.",
     "demo": "Watch a coding agent get better, end to end, on this machine.",
-    "task": "Publish, import or cancel tasks.",
+    "task": "Publish, check or cancel tasks.",
     "watch": "A live view of what is going on.",
     "run": "Let the agent work on a folder of yours, then accept or reject its diff.",
-    "session": "List, show, fork or resume sessions.",
+    "session": "List sessions, or read one.",
     "train": "Run the loop without the demo's evaluation.",
-    "weights": "List, compare or roll back weight versions.",
+    "weights": "List, explain, save, pin or roll back weight versions.",
     "eval": "Evaluate a version on a task set.",
-    "replay": "Rebuild, verify, rescore or export batches from the log.",
+    "replay": "Rebuild, verify or export batches from the log.",
     "report": "Write one HTML page about a run, from the log alone.",
-    "dashboard": "Open traces and curves in MLflow or Phoenix.",
-    "dlq": "List or release records that a consumer could not handle.",
+    "dashboard": "Open traces and curves of what is on the log in MLflow.",
+    "dlq": "List, show, release or drop records that a consumer could not handle.",
     "audit": "Verify or prove what the log says.",
-    "subject": "Consent and erasure.",
+    "subject": "Consent to train on what a subject's sessions hold.",
     "config": "Show the effective configuration.",
 }
 """Every command with its one line of help. Its module is `odradek.infra.cli.NAME`."""

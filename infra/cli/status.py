@@ -23,6 +23,7 @@ def command(context: Context) -> None:
 
     statuses = stack_of(context.config).status()
     if all(status.health == "running" for status in statuses):
+        context.say("asking the actors …")
         statuses = (*statuses, *_actors(context.config))
     context.result(statuses, table(statuses))
     if any(status.health != "running" for status in statuses):

@@ -10,8 +10,8 @@ import click
 
 from odradek.infra.cli.context import Context, command_options
 
-FIRST_LOOK_S = 10.0
-"""Seconds `--once` waits for the slowest actor."""
+FIRST_LOOK_S = 20.0
+"""Seconds `--once` waits for the slowest actor, which ends the wait. Too low finds nobody on a machine that is busy."""
 
 
 @click.command
@@ -44,7 +44,7 @@ def command(context: Context, once: bool, every: float, no_actors: bool) -> None
 
 def _join(context: Context) -> tuple[Any, str]:
     """A watcher of the deployment's actors, or why there is none."""
-    from odradek.infra.cluster.actors import names
+    from odradek.infra.cluster.actors import OPTIONAL, exists, names
     from odradek.infra.cluster.deployment import deployment_of
     from odradek.infra.config.services import endpoints
     from odradek.infra.errors import InfraError
@@ -58,7 +58,8 @@ def _join(context: Context) -> tuple[Any, str]:
         connect(where.ray, namespace=deployment.namespace)
     except InfraError as error:
         return None, f"actors were not asked: {error}"
-    return ActorWatcher(names(deployment), ray_ask(deployment.namespace)), ""
+    asked = [n for n in names(deployment) if n not in OPTIONAL or exists(n, deployment.namespace)]
+    return ActorWatcher(asked, ray_ask(deployment.namespace)), ""
 
 
 async def _watch(context: Context, event_log: Any, watcher: Any, absent: str, *, once: bool, every: float) -> None:
@@ -79,6 +80,7 @@ async def _watch(context: Context, event_log: Any, watcher: Any, absent: str, *,
 
     if once:
         if watcher is not None:  # a rate of work needs two looks, and a fresh connection to each actor takes its time
+            context.say("asking the actors …")
             await watcher.look(FIRST_LOOK_S)
             await asyncio.sleep(1.0)
         found = await look()

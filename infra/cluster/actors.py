@@ -22,6 +22,9 @@ START_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 20.0
 """Seconds for the actors to go away."""
 
+OPTIONAL = frozenset({"projections"})
+"""Actors that a deployment works without (the demo starts none of them): where nobody started one, that is no fault."""
+
 Progress = Callable[[str], None]
 
 

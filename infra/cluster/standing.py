@@ -54,7 +54,7 @@ def attached(config: Config) -> Iterator[Deployment]:
     """A deployment whose services and actors run; `Unreachable`, with the command to run, if they do not."""
     deployment = deployment_of(config, endpoints(config))
     with _joined(config, deployment):
-        missing = absent(deployment)
+        missing = _missed(deployment)
         if missing:
             what = "the actors are" if len(missing) == len(actors.names(deployment)) else f"{missing[0]} is"
             raise Unreachable(f"{what} not running for {data_dir(config)}: run odradek up")
@@ -62,11 +62,11 @@ def attached(config: Config) -> Iterator[Deployment]:
 
 
 def answering(config: Config) -> dict[str, bool]:
-    """By name every actor that exists, and whether it answers now; empty if none was started."""
+    """By name every actor that ought to exist, and whether it answers now; empty if none was started."""
     deployment = deployment_of(config, endpoints(config))
     with _joined(config, deployment):
-        missing = set(absent(deployment))
-        present = [name for name in actors.names(deployment) if name not in missing]
+        lacking, missing = set(absent(deployment)), _missed(deployment)
+        present = [name for name in actors.names(deployment) if name not in lacking]
         if not present:
             return {}
         handles = {name: ray.get_actor(name, namespace=deployment.namespace) for name in present}
@@ -84,6 +84,11 @@ def absent(deployment: Deployment) -> list[str]:
         except ValueError:
             missing.append(name)
     return missing
+
+
+def _missed(deployment: Deployment) -> list[str]:
+    """The absent ones that a deployment needs."""
+    return [name for name in absent(deployment) if name not in actors.OPTIONAL]
 
 
 def _answers(ref: Any, deadline: float) -> bool:

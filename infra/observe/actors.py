@@ -32,6 +32,8 @@ class ActorView(msgspec.Struct, frozen=True):
     """Its newest answer."""
     note: str = ""
     """Why it is down, or that the answer is old."""
+    asked: bool = False
+    """It has not answered its first question yet, and not had `SILENT_S` for it: nobody knows whether it is down."""
 
 
 class NotRunning(Exception):
@@ -88,7 +90,8 @@ class ActorWatcher:
             return ActorView(name, False, note=known.fault)
         waits = self._clock() - known.asked if known.pending is not None else 0.0
         if known.answered is None or waits >= SILENT_S:
-            return ActorView(name, False, note=f"no answer for {waits:.0f} s")
+            asked = known.answered is None and waits < SILENT_S
+            return ActorView(name, False, note=f"no answer for {waits:.0f} s", asked=asked)
         note = f"its answer of {self._clock() - known.answered:.0f} s ago" if known.pending is not None else ""
         return ActorView(name, True, known.work_rate, known.state, note)
 

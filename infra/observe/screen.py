@@ -136,7 +136,9 @@ def _actors(views: Iterable[ActorView], absent: str) -> RenderableType:
     table.add_column("work/s", justify="right")
     table.add_column("says", overflow="fold")
     for view in views:
-        if not view.up:
+        if view.asked:
+            table.add_row(view.name, "", Text(f"asked; {view.note} so far", style="yellow"))
+        elif not view.up:
             table.add_row(view.name, "", Text(f"down: {view.note}" if view.note else "down", style="red"))
         else:
             rate = "" if view.work_rate is None else f"{view.work_rate:.2f}"

@@ -50,13 +50,20 @@ def test_starting_the_command_line_imports_neither_torch_nor_ray() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def _leaves(command: click.Command) -> list[click.Command]:
+    """The commands of a group, and of the groups in it."""
+    if not isinstance(command, click.Group):
+        return [command]
+    return [leaf for part in command.commands.values() for leaf in _leaves(part)]
+
+
 def test_every_listed_command_loads_and_takes_json() -> None:
     """A command that can't be imported, or that only speaks to people, is found here."""
     context = click.Context(cli.root)
     for name in cli.root.list_commands(context):
         command = cli.root.get_command(context, name)
         assert command is not None
-        for leaf in command.commands.values() if isinstance(command, click.Group) else [command]:
+        for leaf in _leaves(command):
             assert "--json" in {option for parameter in leaf.params for option in parameter.opts}, leaf.name
             assert leaf.help, leaf.name
 

@@ -10,6 +10,7 @@ from support.folded import folded
 from support.run_log import LANE, Run, small_run
 
 from odradek.infra.observe.actors import SILENT_S, ActorView, ActorWatcher, NotRunning
+from odradek.infra.observe.fold import RunFold
 from odradek.infra.observe.frame import Frame, frame, lags
 from odradek.infra.observe.screen import as_text
 from odradek.infra.observe.sessions import SessionBook
@@ -154,8 +155,6 @@ def test_without_actors_the_log_is_enough_and_the_screen_says_why() -> None:
 
 
 def test_an_empty_log_is_a_picture_too() -> None:
-    from odradek.infra.observe.fold import RunFold
-
     text = as_text(frame(RunFold(), SessionBook(), [], 0))
     assert "version none yet" in text and "sessions in flight: none" in text
 
@@ -184,6 +183,24 @@ async def test_work_per_second_is_the_difference_of_two_answers_and_an_absent_ac
     assert (await watcher.look())[0].work_rate is None
     busy["assembler"] = 0.0
     assert (await watcher.look())[1].up
+
+
+async def test_an_actor_that_has_not_answered_its_first_question_is_not_called_down_before_its_time() -> None:
+    now, gate = [0.0], asyncio.Event()
+
+    async def ask(_name: str) -> dict[str, float]:
+        await gate.wait()
+        return {}
+
+    watcher = ActorWatcher(["trainer"], ask, lambda: now[0])
+    await watcher.look(0.01)
+    now[0] = SILENT_S - 1
+    early = (await watcher.look(0.01))[0]
+    assert early.asked and "down" not in as_text(frame(RunFold(), SessionBook(), [early], 0))
+    now[0] = SILENT_S
+    late = (await watcher.look(0.01))[0]
+    assert not late.asked and "down: no answer for 20 s" in as_text(frame(RunFold(), SessionBook(), [late], 0))
+    await watcher.close()
 
 
 async def test_a_slow_actor_keeps_its_last_answer_and_is_down_only_when_it_stays_silent() -> None:
