@@ -104,6 +104,7 @@ def start(deployment: Deployment, progress: Progress = lambda _text: None) -> di
     """
     handles: dict[str, Any] = {}
     for wave in plan(deployment):
+        progress(f"starting {', '.join(name for name, _ in wave)}")
         started = {name: _get_or_create(deployment, name, make) for name, make in wave}
         for name, handle in started.items():
             _await_up(name, handle)

@@ -39,6 +39,8 @@ DRAIN_S = 120.0
 """Seconds for groups under way to end after the training window."""
 LOOK_S = 1.0
 """Seconds between looks at the log."""
+SAY_S = 10.0
+"""Seconds between two lines of progress. Longer leaves a person wondering; shorter buries what matters."""
 WAITING_TASKS = 24
 """Published and not yet opened tasks kept ahead of the controller. Too few idles it; too many are cancelled at the
 end."""
@@ -102,7 +104,12 @@ class Demo:
     async def run(self) -> DemoOutcome:
         """The whole job."""
         outcome = DemoOutcome()
-        await self._until(lambda fold: bool(fold.loaded), FIRST_VERSION_S, "version 0 to be served")
+        await self._until(
+            lambda fold: bool(fold.loaded),
+            FIRST_VERSION_S,
+            "version 0 to be served",
+            lambda _: "waiting until version 0 is served",
+        )
         outcome.first = await self._evaluate(0, 1.0)
         if self._settings.greedy:
             outcome.greedy_first = await self._evaluate(0, 0.0)
@@ -140,7 +147,11 @@ class Demo:
             ours = {g.group_id for g in fold.groups.values() if g.task_id in ids}
             return len(ours) == len(ids) and not ours & fold.open_groups
 
-        fold = await self._until(finished, EVALUATION_S, what)
+        def progress(fold: RunFold) -> str:
+            ours = {g.group_id for g in fold.groups.values() if g.task_id in ids}
+            return f"{len(ours - fold.open_groups)} of {len(ids)} graded"
+
+        fold = await self._until(finished, EVALUATION_S, what, progress)
         results: dict[TaskSet, Conduct] = {s: Conduct() for s in EVALUATION_SETS}
         for verdict in fold.verdicts.values():
             group = fold.groups.get(verdict.group_id)
@@ -157,7 +168,7 @@ class Demo:
         while (now := time.monotonic()) < end:
             fold = await self._follower.refresh()
             await self._top_up()
-            if now - last_said >= 10.0:
+            if now - last_said >= SAY_S:
                 last_said = now
                 self._say(_line(fold, end - now))
             await asyncio.sleep(LOOK_S)
@@ -172,6 +183,7 @@ class Demo:
             ),
             DRAIN_S,
             "groups under way to end",
+            lambda fold: f"letting {len(fold.open_groups)} groups under way end",
         )
 
     async def _top_up(self) -> None:
@@ -199,12 +211,18 @@ class Demo:
         event = Event.of(body, id=event_id("demo", kind, body.task_id), source="odradek-demo")
         await self._log.append(topics.TASKS.name, body.task_id, event)
 
-    async def _until(self, ready: Callable[[RunFold], bool], seconds: float, what: str) -> RunFold:
-        deadline = time.monotonic() + seconds
+    async def _until(
+        self, ready: Callable[[RunFold], bool], seconds: float, what: str, progress: Callable[[RunFold], str]
+    ) -> RunFold:
+        last_said = time.monotonic()
+        deadline = last_said + seconds
         while True:
             fold = await self._follower.refresh()
             if ready(fold):
                 return fold
+            if time.monotonic() - last_said >= SAY_S:
+                last_said = time.monotonic()
+                self._say(f"  {progress(fold)}")
             state = (await self._checked_states()).get("controller", {})
             if time.monotonic() > deadline:
                 waiting = state.get("oldest_wait_for")

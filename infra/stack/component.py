@@ -16,6 +16,9 @@ from odradek.infra.deadline import Deadline
 from odradek.infra.errors import ComponentFailed, Unreachable
 from odradek.infra.stack.processes import POLL_S, log_tail
 
+SAY_S = 3.0
+"""Seconds between two lines of progress of one component; three start at the same time."""
+
 Progress = Callable[[str, str], None]
 """Called with (component, what happens now) whenever something takes a while."""
 
@@ -86,7 +89,7 @@ def wait_ready(
                 f"{component.name} was not ready within {deadline.seconds:.0f} s ({reason}): {log_tail(log)}; "
                 f"log: {log}"
             )
-        if int(deadline.elapsed) > said:
+        if deadline.elapsed >= said + SAY_S:
             said = int(deadline.elapsed)
             progress(component.name, f"starting, {said} s")
         time.sleep(POLL_S * 2)
