@@ -50,6 +50,17 @@ def publish(context: Context, sources: tuple[Path, ...], **options: Any) -> None
     Needs only the broker; actors may run or not. All or none: a broken source refuses the whole command, in one line,
     before anything is published. A task is taken once for each idempotency key, and the key is the task's id unless
     given: publishing it again does nothing new. A cancelled task id stays cancelled.
+
+    \b
+    A task directory; its name is the task's id:
+      task.toml               limits and metadata; may be empty
+      instruction.md          what the agent is asked
+      environment/workspace/  the files the agent starts with
+      environment/recipe.toml image and set-up commands (optional)
+      tests/test.sh           hidden; writes 0 … 1 to /logs/verifier/reward.txt
+      tests/hidden.json       or this: module, function, cases [{id, args, want}],
+                              FAIL_TO_PASS, PASS_TO_PASS (ids of cases)
+      solution/solve.sh       for `odradek task check` (optional)
     """
     from odradek.actors.tasks.sources import Options, load_sources
 
