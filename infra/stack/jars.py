@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from odradek.infra.errors import JarError
+from odradek.infra.errors import InfraError, JarError
 
 LOCK_FILE = Path(__file__).with_name("kafka-jars.lock")
 
@@ -131,6 +132,7 @@ def _fetch_maven(jars: tuple[Jar, ...], target: Path) -> None:
     pom = target.parent / "pom.xml"
     pom.write_text(_pom(jars))
     command = ["mvn", "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={target}"]
+    command += ["-Dstyle.color=never", *_repository()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_DEADLINE_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -138,6 +140,16 @@ def _fetch_maven(jars: tuple[Jar, ...], target: Path) -> None:
     if done.returncode != 0:
         reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), "no error line")
         raise JarError(f"mvn could not fetch the Kafka jars (exit {done.returncode}): {reason}")
+
+
+def _repository() -> list[str]:
+    """Maven keeps its cache in the account's home folder, whatever HOME says; an account without one can't use it."""
+    try:
+        account = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        account = ""
+    home = Path.home()
+    return [] if account == str(home) else [f"-Dmaven.repo.local={home / '.m2' / 'repository'}"]
 
 
 def _pom(jars: tuple[Jar, ...]) -> str:
@@ -198,4 +210,8 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["relock"]:
         print(f"{LOCK_FILE.name}: {relock()} jars")
     else:
-        print(ensure_jars())
+        print(f"checking {len(read_lock())} Kafka jars, fetching them if they are not there", file=sys.stderr)
+        try:
+            print(ensure_jars())
+        except InfraError as error:
+            sys.exit(f"odradek: {error}")
