@@ -104,7 +104,7 @@ def decode(value: bytes | None, event_type: str, content_type: str = MSGPACK) ->
             )
             return wire.meta, wire.body
         return _decode_older(value, event_type, content_type)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(
             f"{len(value)} bytes are not a {event_type} in {content_type}: {_without_content(error)}", type=event_type
         ) from None
@@ -114,6 +114,8 @@ def _without_content(error: Exception) -> str:
     """What is wrong and where, without the value itself: errors reach logs, and content must not."""
     if isinstance(error, UnicodeDecodeError):
         return f"invalid {error.encoding} at byte {error.start}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
     return re.sub(r"(Invalid (?:enum )?value) .*? - ", r"\1 - ", str(error))
 
 

@@ -3,6 +3,7 @@
 Headers are bytes of unknown origin: a null value counts as absent, a value that is not UTF-8 is an error only where
 this room needs the text, and everything it does not need is kept raw in `Event.extra`. Ids are deterministic, so that
 writing a step twice writes the same id; they do not remove the duplicate, the fold does (first record of an id wins).
+An event whose type the topic does not carry (`schemas/catalog.py`) is poison there, however well formed.
 """
 
 import re
@@ -15,6 +16,7 @@ import msgspec
 from odradek.streams import codec
 from odradek.streams.errors import DecodeError, StreamError, UnknownEventType
 from odradek.streams.events.meta import BlobRef, Meta, RecordRef
+from odradek.streams.schemas.catalog import CATALOG
 from odradek.streams.topics import declared, tenant_of
 
 B = TypeVar("B")
@@ -29,6 +31,9 @@ CLAIM_HEADER = "odradek_claim"
 OWN_HEADERS = frozenset(
     {"ce_id", "ce_type", "ce_source", "ce_specversion", "ce_dataschema", "content-type", "traceparent", CLAIM_HEADER}
 )
+
+CARRIED = {topic.name: kinds for topic, kinds in CATALOG.items()}
+"""Event types by topic, by its name: a table's row is slow to hash for each record."""
 
 
 def event_id(*parts: str | int) -> str:
@@ -100,6 +105,9 @@ def _decode(value: bytes | None, headers: Headers, ref: RecordRef) -> Event[Any]
         raise DecodeError("the record has no ce_type header")
     content_type = _content_type(first, value, open_topic=topic.open)
     meta, body = codec.decode(value, event_type, content_type)
+    if not isinstance(body, CARRIED[topic.name]):
+        # Whoever reads a topic handles its own types: a good event of another topic is as foreign here as garbage.
+        raise DecodeError(f"an event of type {codec.type_of(body)} does not belong on {topic.name}")
     if topic.open:
         meta = msgspec.structs.replace(meta, tenant=tenant_of(ref.topic) or "default")
     traceparent = _lenient(first.get("traceparent"))

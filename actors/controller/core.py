@@ -158,7 +158,7 @@ class Controller:
         if key in self._keys:
             return
         self._keys.add(key)
-        wrong = refusal(event, self._max_attempts)
+        wrong = refusal(event, self._max_attempts) or self._unserved(event)
         if wrong is not None:
             self._refuse(ref, "refused", f"task {event.task_id[:80]}: {wrong}")
             return
@@ -170,6 +170,12 @@ class Controller:
             return
         self._waiting_offsets.setdefault(ref.partition, set()).add(ref.offset)
         self.queue.push(WaitingTask(ref, event, digest))
+
+    def _unserved(self, task: TaskPublished) -> str | None:
+        """A deployment serves one policy. A task for another would wait for ever, at the head of everybody's queue."""
+        if task.policy == self.lane.policy:
+            return None
+        return f"policy: {task.policy!r} is not served here, expected {self.lane.policy!r}"
 
     def on_verdict(self, ref: RecordRef, event: Verdict) -> None:
         """A record of rewards.v1 (assigned or ungraded)."""

@@ -26,6 +26,9 @@ high keeps retrying a task that breaks our sandboxes."""
 MIN_REWARDED = 2
 """Members a group needs to be sealed at its deadline: fewer have no mean to compare with."""
 
+DETAIL_CHARACTERS = 2_000
+"""Characters of a discard's detail, which joins the causes of all members. A decision stays a small record."""
+
 Verdict = RewardAssigned | RewardUngraded
 
 
@@ -130,7 +133,7 @@ class GroupState:
             group_id=self.opened.group_id,
             lane=self.opened.lane,
             reason=reason,
-            detail=detail,
+            detail=detail[:DETAIL_CHARACTERS],
             task=self.opened.task,
             member_tokens=[v.sampled_tokens for v in finished],
         )

@@ -7,6 +7,7 @@ fault and is refused by name; a fault of the host is `SandboxInfraError`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from odradek.actors.environment.ns import NsDriver
 from odradek.actors.environment.protocol import ExecRequest, Limit, Limits, Sandbox, SandboxSpec
 from odradek.actors.session.ports import WorkspaceStart
 from odradek.sandbox_images.builder import build
+from odradek.sandbox_images.errors import ImageError
 from odradek.sandbox_images.recipe import load_recipe
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams.blobs import BlobStore
@@ -32,6 +34,10 @@ SETUP_SECONDS = 120.0
 """Seconds one set-up command may take."""
 LIFETIME_S = 1800.0
 """Seconds after which the host ends a sandbox whatever its client does. Must exceed a session's wall clock."""
+IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What an image may be called. Anybody may publish a task, so a name is never taken for a path."""
+SHOWN = 200
+"""Characters of a command that an error quotes."""
 LIMITS = Limits(memory_bytes=Limit(MEMORY_BYTES), pids=Limit(PIDS), cpus=Limit(CPUS))
 
 
@@ -45,15 +51,23 @@ class SandboxFactory:
         self._digests: dict[str, str] = {}
 
     def image_digest(self, name: str) -> str:
-        """The digest of an image by name (a shipped recipe, built on first use) or by digest."""
+        """The digest of an image by name (a shipped recipe, built on first use) or by digest. Raises `SandboxSpecError`
+        for an image that is not to be had here: asking again would not bring it."""
         if name not in self._digests:
-            recipe = RECIPES / f"{name}.toml"
-            if recipe.is_file():
-                self._digests[name] = build(load_recipe(recipe), self._images)
-            else:
-                self._images.image(name)
-                self._digests[name] = name
+            if not IMAGE_NAME.fullmatch(name):
+                raise SandboxSpecError(f"image {name[:SHOWN]!r} is no name and no digest of an image")
+            try:
+                self._digests[name] = self._found(name)
+            except ImageError as error:
+                raise SandboxSpecError(f"image {name!r}: {error}") from error
         return self._digests[name]
+
+    def _found(self, name: str) -> str:
+        recipe = RECIPES / f"{name}.toml"
+        if recipe.is_file():
+            return build(load_recipe(recipe), self._images)
+        self._images.image(name)
+        return name
 
     async def open(self, start: WorkspaceStart, deltas: Sequence[WorkspaceDelta], label: str) -> Sandbox:
         """A fresh sandbox in the logged state. `label` names its owner in `list` and after a crash."""
@@ -71,7 +85,7 @@ class SandboxFactory:
             for command in start.setup:
                 result = await sandbox.exec(ExecRequest(shell=command, timeout_s=SETUP_SECONDS))
                 if result.exit_code != 0:
-                    raise SandboxSpecError(f"set-up command failed with {result.exit_code}: {command!r}")
+                    raise SandboxSpecError(f"set-up command failed with {result.exit_code}: {command[:SHOWN]!r}")
             if deltas:
                 await sandbox.apply(compose(await from_logged(deltas, self._blobs)))
             await sandbox.diff(incremental=True)

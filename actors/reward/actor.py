@@ -42,6 +42,8 @@ GROUP = "reward"
 TASKS_KEPT = 500
 """Task bodies kept in memory, so that the members of a group fetch theirs once."""
 START_DEADLINE_S = 120.0
+CAUSE_CHARACTERS = 2_000
+"""Characters of the cause on the log. An error may quote what a task brought along; a verdict is a small record."""
 
 
 class RewardActor:
@@ -143,7 +145,7 @@ class RewardActor:
             last_offset=extent.last,
             grader=GRADER,
             grader_version=VERSION,
-            cause=cause,
+            cause=cause[:CAUSE_CHARACTERS],
             retryable=retryable,
         )
 

@@ -6,6 +6,7 @@ Guarantees (each has a test of its name):
 - a call with a logged result is never run again; one without is run in a workspace rebuilt to the state before it;
 - exactly one result a call, in call order, whatever the call did;
 - a fault of ours is retried within a deadline, then logged as session.failed; it is never a tool result or a reward.
+  So is an error that nobody foresaw, at once: its next owner would meet it again, and the group would wait for nothing.
 
 Waits: for the engine and the environment, each with the time-outs below; the owner is the session actor; the age of
 a wait is visible in `SessionRunner.waiting_for`.
@@ -39,6 +40,7 @@ from odradek.actors.session.ports import (
 )
 from odradek.actors.session.state import CallState, SessionFold, SessionState
 from odradek.streams.codec import f32, i32
+from odradek.streams.errors import Retryable
 from odradek.streams.events.meta import NO_SEQUENCE, Meta, Origin, RecordRef
 from odradek.streams.events.sessions import (
     CancelRequested,
@@ -65,6 +67,10 @@ INFRA_DEADLINE_S = 120.0
 """Seconds a session keeps retrying a fault of ours at one place. Must exceed an actor's restart (about 10 s)."""
 RETRY_PAUSE_S = 0.5
 """Seconds between retries."""
+
+CAUSE_CHARACTERS = 2_000
+"""Characters of a failure's cause on the log. Too few hide what happened; an error may quote what a task brought along,
+and a record that is too large could not say anything."""
 
 SESSION_NAMESPACE = uuid.UUID("5b0d7b1e-2a52-5f3c-9a53-9f0f2f6a8f11")
 """Namespace of deterministic event ids (RFC 9562, version 5)."""
@@ -126,6 +132,7 @@ class SessionRunner:
         self._environment = environment
         self._observe = observe
         self._environment_ready = False
+        self._owner = False
         self._input = asyncio.Event()
         self._started = time.monotonic()
 
@@ -140,12 +147,20 @@ class SessionRunner:
             return
         try:
             await self._take_ownership()
+            self._owner = True
             await self._loop()
         except SuperfluousOwner:
             log.info("session %s: a newer owner exists, stopping", self.spec.session_id)
         except (SessionInfraFailure, EngineUnavailable, EnvironmentLost) as error:
             log.warning("session %s failed: %s", self.spec.session_id, error)
             await self._append_owner("failed", [self._failure(str(error))])
+        except Retryable:
+            raise  # the log does not answer: the session goes on with its next owner
+        except Exception as error:
+            # Nobody foresaw it, and the next owner would meet it again: a fault of ours, said once, in the log's words.
+            if self._owner and self.state.end is None:
+                await self._append_owner("failed", [self._failure(f"unexpected {type(error).__name__}: {error}")])
+            raise
         finally:
             await self._close_environment()
 
@@ -297,9 +312,7 @@ class SessionRunner:
         info = await self._environment.open(
             self.spec.session_id,
             self.state.epoch,
-            replace(
-                self.spec.start, subject=self.spec.subject, production=self.spec.origin == "production"
-            ),
+            replace(self.spec.start, subject=self.spec.subject, production=self.spec.origin == "production"),
             list(self.state.deltas),
         )
         self._environment_ready = True
@@ -328,6 +341,7 @@ class SessionRunner:
         )
 
     def _failure(self, cause: str) -> SessionFailed:
+        cause = cause[:CAUSE_CHARACTERS]
         return SessionFailed(cause=cause, first_offset=self.state.first_offset, group_id=self.spec.opened.group_id)
 
     # -- the log -----------------------------------------------------------------------------------------------

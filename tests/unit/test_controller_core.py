@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from odradek.actors.controller.core import EVAL_LANE, Controller
 from odradek.actors.controller.groups import MAX_REPLACEMENTS
 from odradek.actors.controller.placement import LOST_AFTER_S, Placer, host_of
+from odradek.streams.codec import encode
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
 from odradek.streams.events.groups import (
     GroupDiscarded,
@@ -16,9 +19,9 @@ from odradek.streams.events.groups import (
     LaneConfigured,
     MemberReplaced,
 )
-from odradek.streams.events.meta import RecordRef
+from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
-from odradek.streams.events.tasks import HiddenCase, HiddenTests, TaskCancelled, TaskPublished
+from odradek.streams.events.tasks import Budget, HiddenCase, HiddenTests, TaskCancelled, TaskPublished
 from odradek.streams.events.weights import VersionPinned, VersionPublished, VersionRolledBack
 
 LANE = LaneConfigured(lane="main-0", policy="demo", groups_per_batch=2, attempts=2, max_staleness=2)
@@ -371,3 +374,40 @@ def test_a_member_is_handed_over_again_only_when_its_host_restarted_or_lost_it()
 def test_the_host_of_a_session_follows_from_its_id() -> None:
     assert {host_of(f"s{i}", 3) for i in range(50)} == {0, 1, 2}
     assert all(host_of(f"s{i}", 3) == host_of(f"s{i}", 3) for i in range(50))
+
+
+def test_a_task_for_a_policy_that_is_not_served_is_refused_and_holds_up_nobody() -> None:
+    world = World()
+    world.core.on_weights(published(0))
+    world.publish(task("foreign", policy="other", priority=10**6))
+    world.publish(task("good"))
+    decisions = world.tick()
+    refused = [event for event in decisions if isinstance(event, GroupDiscarded)]
+    assert [event.detail for event in refused] == ["task foreign: policy: 'other' is not served here, expected 'demo'"]
+    assert [event.task_id for event in decisions if isinstance(event, GroupOpened)] == ["good"]
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"deadline_seconds": 1e300},
+    {"deadline_seconds": 1e17},
+    {"budget": Budget(max_turns=10**30)},
+    {"budget": Budget(wall_seconds=1e300)},
+    {"policy_version": 2**70},
+    {"attempts": 10**4000},
+    {"labels": {"a": "b" * 7_900_000}},
+    {"idempotency_key": "k" * 7_900_000},
+    {"policy": "p" * 7_900_000},
+    {"image": "p" * 7_900_000},
+]
+
+
+@pytest.mark.parametrize("fields", HOSTILE, ids=[next(iter(fields)) for fields in HOSTILE])
+def test_no_task_makes_a_decision_that_cannot_be_written(fields: dict[str, Any]) -> None:
+    """Any client may publish: a decision that can't be encoded would end the controller at every start, for ever."""
+    world = World()
+    world.core.on_weights(published(0))
+    world.publish(task("hostile", **{"attempts": 2} | fields))
+    world.publish(task("good"))
+    decisions = world.tick() + world.tick()
+    assert "good" in [event.task_id for event in decisions if isinstance(event, GroupOpened)]
+    assert all(len(encode(event, Meta())) < 4096 for event in decisions)

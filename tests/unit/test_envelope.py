@@ -123,3 +123,19 @@ def test_every_error_crosses_processes_whole(kind: type[StreamError]) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.coordinates) == (kind, str(error), error.coordinates)
     assert "sessions.v1/3@41" in str(again)
+
+
+@pytest.mark.parametrize("topic", ["tasks.v1", "feedback.v1", "groups.v1", "weights.v1", "batches.v1", "dlq.v1"])
+def test_an_event_whose_type_the_topic_does_not_carry_is_poison_there(topic: str) -> None:
+    with pytest.raises(DecodeError, match=rf"session.resumed.v1 does not belong on {topic} at {topic}/0@3"):
+        decode(*encode(EVENT), RecordRef(topic, 0, 3))
+
+
+@pytest.mark.parametrize("depth", [1_500, 100_000])
+def test_a_value_nested_too_deeply_is_poison_and_not_a_crash(depth: int) -> None:
+    cases = f'[{{"id": "1", "args": {"[" * depth}{"]" * depth}, "want": 1}}]'
+    tests = f'{{"module": "m", "function": "f", "cases": {cases}, "fail_to_pass": ["1"]}}'
+    value = f'{{"body": {{"task_id": "t", "instruction": "i", "tests": {tests}}}}}'.encode()
+    headers: Headers = (("ce_type", b"task.published.v1"), ("content-type", b"application/json"))
+    with pytest.raises(DecodeError, match="nested too deeply"):
+        decode(value, headers, OPEN)

@@ -19,6 +19,7 @@ from support.session_world import (
 from odradek.actors.session import runner as runner_module
 from odradek.actors.session.state import SessionFold
 from odradek.streams.codec import read_i32
+from odradek.streams.errors import AppendUncertain
 from odradek.streams.events.sessions import (
     CancelRequested,
     EnvironmentOpened,
@@ -246,3 +247,37 @@ async def test_results_are_logged_before_the_next_turn_is_sampled() -> None:
     await runner(journal, ScriptedModel([turn(T, READ), DONE]), FolderEnvironment(), spec({"a.py": "x"})).run()
     order = [b for b in journal.bodies() if isinstance(b, TurnSampled | ToolCompleted)]
     assert [type(b).__name__ for b in order] == ["TurnSampled", "ToolCompleted", "TurnSampled"]
+
+
+async def test_an_error_nobody_foresaw_ends_the_session_once_with_its_cause() -> None:
+    journal, environment = MemoryJournal(), FolderEnvironment()
+
+    def break_down(_call: object) -> None:
+        raise OSError("name too long: " + "n" * 100_000)
+
+    environment.hook = break_down
+    with pytest.raises(OSError, match="name too long"):
+        await runner(journal, ScriptedModel([turn(T, READ)]), environment, spec({"a.py": "1"})).run()
+    ends = [body for body in journal.bodies() if isinstance(body, SessionFailed)]
+    assert len(ends) == 1 and ends[0].cause.startswith("unexpected OSError: name too long")
+    assert len(ends[0].cause) == runner_module.CAUSE_CHARACTERS
+    before = len(journal.records)
+    await runner(journal, ScriptedModel([DONE]), environment, spec(floor=0)).run(journal.history("s"))
+    assert len(journal.records) == before, "the next owner finds the end and does nothing"
+
+
+async def test_a_log_that_does_not_answer_is_no_failure_of_the_session() -> None:
+    """Its next owner goes on from what is on the log."""
+    journal, environment = MemoryJournal(), FolderEnvironment()
+
+    def unanswered(_call: object) -> None:
+        raise AppendUncertain("no acknowledgement")
+
+    environment.hook = unanswered
+    with pytest.raises(AppendUncertain):
+        await runner(journal, ScriptedModel([turn(T, READ), DONE]), environment, spec({"a.py": "1"})).run()
+    assert not [body for body in journal.bodies() if isinstance(body, SessionFailed)]
+    environment.hook = None
+    again = runner(journal, ScriptedModel([turn(T, READ), DONE]), environment, spec({"a.py": "1"}, floor=0))
+    await again.run(journal.history("s"))
+    assert [type(body) for body in journal.bodies()].count(SessionCompleted) == 1

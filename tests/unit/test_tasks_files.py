@@ -92,6 +92,18 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_sources([tmp_path / "nothing.json"])
 
 
+def nested(depth: int) -> list[Any]:
+    """A list in a list in a list."""
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def deep_case(args: list[Any], want: Any) -> list[dict[str, Any]]:
+    return [{"id": "add[1]", "args": args, "want": want}]
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -110,6 +122,19 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ({"files": {"a/.git/HEAD": ""}}, "history"),
         ({"files": {"a": "", "a/b": ""}}, "'a' is a file and, in 'a/b', a folder"),
         ({"budget": {"max_turns": 0}}, "budget.max_turns: 0"),
+        ({"deadline_seconds": 1e300}, "deadline_seconds: 1e+300"),
+        ({"attempts": 2**70}, "attempts: an integer of 71 bits"),
+        ({"policy_version": 2**70}, "policy_version: an integer of 71 bits"),
+        ({"budget": {"max_turns": 10**30}}, "budget.max_turns: an integer of 100 bits"),
+        ({"budget": {"wall_seconds": 1e300}}, "budget.wall_seconds: 1e+300"),
+        ({"policy": "p" * 7_000_000}, "policy: 7000000 characters"),
+        ({"image": "p" * 300}, "image: 300 characters"),
+        ({"idempotency_key": "k" * 300}, "idempotency_key: 300 characters"),
+        ({"labels": {"a": "b" * 20_000}}, "labels: 20001 characters"),
+        ({"files": {"n" * 300: ""}}, "longer than a path can be"),
+        ({"files": {"d/" * 3000 + "f": ""}}, "longer than a path can be"),
+        ({"tests": BODY["tests"] | {"cases": deep_case(nested(100), 1)}}, "nests its values deeper"),
+        ({"tests": BODY["tests"] | {"cases": deep_case([], {"a": nested(99)})}}, "nests its values"),
         ({"tests": None}, "exactly one of the two"),
         ({"script": {"files": {}}}, "exactly one of the two"),
         ({"tests": BODY["tests"] | {"fail_to_pass": []}}, "FAIL_TO_PASS is empty"),
@@ -119,6 +144,18 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_a_task_that_cannot_run_is_refused_by_the_field(change: dict[str, Any], fault: str) -> None:
     assert refusal(msgspec.convert(BODY, TaskPublished)) is None
     assert fault in (refusal(msgspec.convert(BODY | change, TaskPublished)) or "")
+
+
+def test_the_reason_of_a_refusal_is_short_however_large_the_task() -> None:
+    cases = [{"id": "\0" * 2_000_000, "args": [], "want": 1}] * 2
+    changes: list[dict[str, Any]] = [
+        {"files": {"\0" * 3_000_000: ""}},
+        {"files": {"a" * 3_000_000: ""}},
+        {"tests": BODY["tests"] | {"cases": cases}},
+        {"attempts": 10**4000},
+    ]
+    for change in changes:
+        assert len(refusal(msgspec.convert(BODY | change, TaskPublished)) or "") in range(1, 500)
 
 
 def test_more_attempts_than_a_deployment_can_hold_are_refused_there() -> None:
