@@ -29,6 +29,7 @@ def command(context: Context, keep: bool, bench: bool) -> None:
 
     The same run with a trainer that learns nothing: --set trainer.learning_rate=0
     """
+    from odradek.infra.config.services import data_dir
     from odradek.infra.demo import bench as benchmark
     from odradek.infra.demo.summary import as_json, as_text
 
@@ -42,6 +43,8 @@ def command(context: Context, keep: bool, bench: bool) -> None:
         return
     outcome = run_once(context, config, keep=keep)
     context.result(as_json(outcome), as_text(outcome))
+    if config.kafka.bootstrap is None:
+        context.say(f"the log stays in {data_dir(config)}; to read it: {'' if keep else 'odradek up, then '}odradek report")
     if outcome.rebuild is None or outcome.rebuild.identical != len(outcome.rebuild.batches):
         raise CaseFailed(f"batches rebuilt: {outcome.rebuild}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from odradek.infra.demo.family.sets import EVALUATION_SETS, TaskSet
@@ -56,8 +57,8 @@ def as_text(outcome: DemoOutcome) -> str:
         f"turns with parallel calls: {before.parallel_rate:.2f} -> {after.parallel_rate:.2f}",
         f"Weight versions published: {len(fold.published)}; reloaded by "
         + ", ".join(f"{name}: {len(versions)}" for name, versions in sorted(fold.loaded.items())),
-        f"Groups sealed: {fold.sealed}; discarded: {dict(fold.discarded) or 'none'}; "
-        f"left out of batches: {dict(fold.dropped) or 'none'}",
+        f"Groups sealed: {fold.sealed}; discarded: {_reasons(fold.discarded)}; "
+        f"left out of batches: {_reasons(fold.dropped)}",
         f"Batches rebuilt from the log: {outcome.rebuild}",
         "Events by type:",
     ]
@@ -68,6 +69,11 @@ def as_text(outcome: DemoOutcome) -> str:
 
 def _table(first: dict[TaskSet, Conduct], last: dict[TaskSet, Conduct]) -> list[str]:
     return [f"  {name:20s} {_rate(first[name])}  ->  {_rate(last[name])}" for name in EVALUATION_SETS]
+
+
+def _reasons(counts: Counter[str]) -> str:
+    """`flat`: all rewards of the group were equal, so that it teaches nothing."""
+    return ", ".join(f"{count} {reason}" for reason, count in counts.most_common()) or "none"
 
 
 def _rate(conduct: Conduct) -> str:
