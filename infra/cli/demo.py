@@ -44,7 +44,8 @@ def command(context: Context, keep: bool, bench: bool) -> None:
     outcome = run_once(context, config, keep=keep)
     context.result(as_json(outcome), as_text(outcome))
     if config.kafka.bootstrap is None:
-        context.say(f"the log stays in {data_dir(config)}; to read it: {'' if keep else 'odradek up, then '}odradek report")
+        first = "" if keep else "odradek up, then "
+        context.say(f"the log stays in {data_dir(config)}; to read it: {first}odradek report")
     if outcome.rebuild is None or outcome.rebuild.identical != len(outcome.rebuild.batches):
         raise CaseFailed(f"batches rebuilt: {outcome.rebuild}")
 
