@@ -39,6 +39,10 @@ OBJECT_STORE_BYTES = 200_000_000
 MAX_TEMP_PATH = 40
 """Longest folder that still leaves room for Ray's socket names within the kernel's 107 characters."""
 
+CLIENT_START_S = 15.0
+"""Seconds for the health check's program to import Ray: 2 on an idle core, over 10 beside a demo. Too low calls a busy
+machine's Ray unhealthy; too high delays that verdict where it is true."""
+
 KEPT_SESSIONS = 3
 """How many old sessions' logs stay for reading after the fact."""
 
@@ -129,10 +133,11 @@ def check_ray(address: str, timeout_s: float) -> None:
         raise Unreachable(f"ray: nothing listens on {address}")
     environment = {**os.environ, **(LOOPBACK_ENV if host == LOOPBACK else {})}
     command = [*_ray_command(), "health-check", "--address", address]
+    limit_s = timeout_s + CLIENT_START_S
     try:
-        done = subprocess.run(command, capture_output=True, env=environment, timeout=timeout_s + 5.0, check=False)
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as error:
-        raise Unreachable(f"ray: no answer from {address} within {timeout_s + 5.0:g} s") from error
+        raise Unreachable(f"ray: no answer from {address} within {limit_s:g} s") from error
     if done.returncode != 0:
         raise Unreachable(f"ray: the health check of {address} failed (exit {done.returncode})")
 
