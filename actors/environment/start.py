@@ -30,6 +30,8 @@ RECIPES = Path(__file__).resolve().parents[2] / "sandbox_images" / "recipes"
 MEMORY_BYTES = 512 * 1024 * 1024
 PIDS = 128
 CPUS = 1.0
+FILE_BYTES = 1024 * 1024 * 1024
+"""Bytes of one file; the whole tree is bounded by the driver (`NsConfig.max_disk_bytes`)."""
 SETUP_SECONDS = 120.0
 """Seconds one set-up command may take."""
 LIFETIME_S = 1800.0
@@ -38,7 +40,7 @@ IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What an image may be called. Anybody may publish a task, so a name is never taken for a path."""
 SHOWN = 200
 """Characters of a command that an error quotes."""
-LIMITS = Limits(memory_bytes=Limit(MEMORY_BYTES), pids=Limit(PIDS), cpus=Limit(CPUS))
+LIMITS = Limits(memory_bytes=Limit(MEMORY_BYTES), pids=Limit(PIDS), cpus=Limit(CPUS), disk_bytes=Limit(FILE_BYTES))
 
 
 class SandboxFactory:

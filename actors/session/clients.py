@@ -42,6 +42,12 @@ APPEND_PAUSE_S = 0.5
 TOPIC = "sessions.v1"
 
 
+def said(error: BaseException) -> str:
+    """An error in one line, as its actor raised it: Ray's own text is a coloured traceback, cause last."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    return f"{type(cause).__name__}: {cause}"
+
+
 class KafkaJournal:
     """`SessionLog` on sessions.v1. An append that may or may not have landed is repeated: ids are deterministic."""
 
@@ -107,7 +113,7 @@ class RayEngine:
             async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
                 result: SampleResult = await handle.sample.remote(request)
         except (*RAY_FAULTS, InferenceError, TimeoutError) as error:
-            raise EngineUnavailable(f"session {session_id} turn {turn}: {type(error).__name__}: {error}") from error
+            raise EngineUnavailable(f"session {session_id} turn {turn}: {said(error)}") from error
         return Completion(
             tokens=result.tokens,
             logprobs=result.logprobs,
@@ -164,6 +170,9 @@ class RayEnvironment:
                 return await method.remote(*arguments)
         except SandboxSpecError as error:
             # The task's or our configuration's fault: another try would end the same way.
-            raise SessionInfraFailure(f"session {session_id}: {error}") from error
-        except (*RAY_FAULTS, SandboxError, TimeoutError) as error:
-            raise EnvironmentLost(f"session {session_id}: {type(error).__name__}: {error}") from error
+            raise SessionInfraFailure(f"session {session_id}: {said(error)}") from error
+        except (*RAY_FAULTS, SandboxError, Retryable, TimeoutError) as error:
+            raise EnvironmentLost(f"session {session_id}: {said(error)}") from error
+        except ray.exceptions.RayTaskError as error:
+            # The actor lives and its code failed: nobody foresaw it, and asking again would end the same way.
+            raise SessionInfraFailure(f"session {session_id}: unexpected {said(error)}") from error

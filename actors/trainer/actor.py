@@ -44,8 +44,9 @@ class TrainerActor:
             self._trainer = TrainerLoop(event_log, checkpoints, deployment.lane, Path(deployment.warm_start_dir))
             try:
                 await self._trainer.run()
-            except ProducerFenced:
+            except ProducerFenced as error:
                 log.error("the trainer of lane %s was taken over; stopping", deployment.lane.lane)
+                self._fault = f"taken over: {error}"
                 return
             except (TrainerError, Terminal) as error:
                 # Trying again would fail again: stop the line and say why, rather than restart for ever.

@@ -15,6 +15,9 @@ class NsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Live at once. Each holds about 2 MB in two processes of ours (measured: 1.9 MB at 200)."""
     min_free_disk_bytes: int = 512 * 1024 * 1024
     """Below this no sandbox is made. Too low: commands fail for want of space, which looks like the agent's fault."""
+    max_disk_bytes: int = 4 * 1024 * 1024 * 1024
+    """Bytes that one sandbox's files may take; above, it is ended. Too low: builds of real projects end; too high: a
+    few sandboxes fill the disk that the log needs too."""
     min_free_memory_bytes: int = 256 * 1024 * 1024
     """Below this no sandbox is made. Too low: the kernel kills at random."""
 

@@ -25,7 +25,7 @@ from odradek.actors.environment.errors import (
     SandboxNotFoundError,
     SandboxSpecError,
 )
-from odradek.actors.environment.ns import cgroup, linux, preflight, wire
+from odradek.actors.environment.ns import cgroup, disk, linux, preflight, wire
 from odradek.actors.environment.ns.admission import NsConfig, admit
 from odradek.actors.environment.ns.host import ZygoteHost
 from odradek.actors.environment.ns.instance import Record, open_instance, reap_dead, start_ticks
@@ -78,6 +78,7 @@ class NsDriver:
         self._cgroups: cgroup.Place | None = None
         self._started = self._closed = False
         self._zygote: ZygoteHost | None = None
+        self._guard: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Reap what dead drivers left, then start the zygote."""
@@ -102,6 +103,7 @@ class NsDriver:
             self._zygote = await ZygoteHost.start(
                 self._instance, str(self.images.layers_dir.absolute()), owner, paths, self._on_gone, self._on_zygote_end
             )
+            self._guard = asyncio.create_task(disk.guard(self._config, self._instance.fd, self._held, self._evict))
         except BaseException:
             await self.close()
             raise
@@ -162,6 +164,9 @@ class NsDriver:
         if self._closed or not self._started:
             return
         self._closed = True
+        if self._guard is not None:
+            self._guard.cancel()
+            await asyncio.gather(self._guard, return_exceptions=True)
         await asyncio.gather(*(self.destroy(sandbox) for sandbox in list(self._sandboxes.values())))
         await asyncio.gather(*self._cleaning, return_exceptions=True)
         if self._zygote is not None:
@@ -266,11 +271,27 @@ class NsDriver:
         task.add_done_callback(self._cleaning.discard)
 
     async def destroy(self, sandbox: NsSandbox) -> None:
-        if self._sandboxes.pop(sandbox.sandbox_id, None) is None:
+        await self._evict(sandbox.sandbox_id, "destroyed")
+
+    async def _evict(self, sandbox_id: str, why: str) -> None:
+        sandbox = self._sandboxes.pop(sandbox_id, None)
+        if sandbox is None:
             return
-        sandbox.fail("destroyed")
+        sandbox.fail(why)
         self._counters.destroyed += 1
         await self._end(sandbox)
+
+    async def _held(self) -> dict[str, int]:
+        """Bytes that each live sandbox's files take; one that is just being made or ended is left out."""
+
+        def measure() -> dict[str, int]:
+            held = {}
+            for sandbox in list(self._sandboxes.values()):
+                with suppress(OSError, RecursionError):
+                    held[sandbox.sandbox_id] = sandbox.stack.disk_bytes()
+            return held
+
+        return await self.in_file_thread(measure)
 
     async def renew(self, sandbox: NsSandbox, lifetime_s: float) -> None:
         message = {"op": "renew", "sandbox": sandbox.init_name, "lifetime_s": lifetime_s}
@@ -279,8 +300,8 @@ class NsDriver:
 
     async def measure(self, sandbox: NsSandbox, processes: int) -> SandboxMetrics:
         memory = cgroup.memory_bytes(self._cgroups, sandbox.sandbox_id) if self._cgroups is not None else None
-        disk = await self.in_file_thread(sandbox.stack.disk_bytes)
-        return SandboxMetrics(processes=processes, memory_bytes=memory, cpu_s=None, disk_bytes=disk)
+        held = await self.in_file_thread(sandbox.stack.disk_bytes)
+        return SandboxMetrics(processes=processes, memory_bytes=memory, cpu_s=None, disk_bytes=held)
 
     # --- inside ---
 
