@@ -35,6 +35,9 @@ def command(context: Context, once: bool, every: float, no_actors: bool) -> None
 
     try:
         asyncio.run(job())
+    except KeyboardInterrupt:
+        if once or context.as_json:
+            raise
     finally:
         if watcher is not None:
             import ray

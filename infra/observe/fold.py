@@ -88,18 +88,22 @@ class Grading:
     milliseconds: float
 
 
-TEMPERATURE = re.compile(r"@v\d+t(?P<temperature>[0-9.]+)$")
-"""How `infra/demo/publish.py` ends the id of an evaluation's task: version and temperature."""
+EVALUATION = re.compile(r"@v\d+t(?P<temperature>[0-9.]+)(?:/(?P<run>[^~]+)(?:~\d+)?)?$")
+"""How `infra/demo/publish.py` ends the id of an evaluation's task (version and temperature), and what `odradek eval`
+adds: its run, and the number of the try."""
 
 
 def _set_of(group: GroupOpened) -> str:
-    """Name of an evaluation: its task set, and how it was sampled where that is not temperature 1."""
+    """Name of an evaluation: its task set, how it was sampled where that is not temperature 1, and the run of
+    `odradek eval`. Counts of two of these are never added up: their tasks may be the same."""
     name = group.labels.get("set", "")
-    found = TEMPERATURE.search(group.task_id)
-    temperature = float(found["temperature"]) if found is not None else 1.0
-    if temperature == 1.0:
+    found = EVALUATION.search(group.task_id)
+    if found is None:
         return name
-    return f"{name} (greedy)" if temperature == 0.0 else f"{name} (temperature {temperature:g})"
+    temperature = float(found["temperature"])
+    how = [] if temperature == 1.0 else ["greedy" if temperature == 0.0 else f"temperature {temperature:g}"]
+    how += [f"run {found['run']}"] if found["run"] else []
+    return f"{name} ({', '.join(how)})" if how else name
 
 
 @dataclass(slots=True)

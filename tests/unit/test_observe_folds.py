@@ -80,13 +80,14 @@ def test_staleness_lengths_and_lags_are_those_of_the_log() -> None:
     assert (len(fold.open_groups), fold.steps[0].seconds) == (1, 2.5)
 
 
-def test_a_greedy_evaluation_is_not_mixed_with_a_sampled_one() -> None:
+def test_a_greedy_evaluation_is_not_mixed_with_a_sampled_one_nor_a_run_of_eval_with_another() -> None:
     run = Run()
     run.publish(0)
-    for suffix in ("@v0t1", "@v0t0", "@v0t0.5"):
+    for suffix in ("@v0t1", "@v0t0", "@v0t0.5", "@v0t1/a", "@v0t1/a~1", "@v0t0/a"):
         run.group(1.0, attempts=1, purpose="eval", labels={"set": "s"}, suffix=suffix)
     assert {key: c.sessions for key, c in folded(run.log)[0].evaluations.items()} == {
-        (0, "s"): 1, (0, "s (greedy)"): 1, (0, "s (temperature 0.5)"): 1,
+        (0, "s"): 1, (0, "s (greedy)"): 1, (0, "s (temperature 0.5)"): 1, (0, "s (run a)"): 2,
+        (0, "s (greedy, run a)"): 1,
     }  # fmt: skip
 
 
