@@ -21,6 +21,7 @@ def command(context: Context) -> None:
     """
     from odradek.infra.config.services import stack_of
 
+    context.say("asking the services …")
     statuses = stack_of(context.config).status()
     if all(status.health == "running" for status in statuses):
         context.say("asking the actors …")

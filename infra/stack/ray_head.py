@@ -39,8 +39,8 @@ OBJECT_STORE_BYTES = 200_000_000
 MAX_TEMP_PATH = 40
 """Longest folder that still leaves room for Ray's socket names within the kernel's 107 characters."""
 
-CLIENT_START_S = 15.0
-"""Seconds for the health check's program to import Ray: 2 on an idle core, over 10 beside a demo. Too low calls a busy
+CLIENT_START_S = 40.0
+"""Seconds for the health check's program to import Ray: 2 on an idle core, 15 to 20 beside a demo. Too low calls a busy
 machine's Ray unhealthy; too high delays that verdict where it is true."""
 
 KEPT_SESSIONS = 3
@@ -105,8 +105,10 @@ class RayHead:
         return spawn(command, mark=mark, log=log, cwd=self._folder, env=_ENVIRONMENT)
 
     def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
-        """Ray's own health check against the GCS."""
+        """Ray's own health check, which asks the GCS only, and whether the raylet is there: a head without one looks
+        healthy and takes nobody in."""
         check_ray(self.address(ports), timeout_s)
+        check_raylet(self.temp / "session_latest" / "sockets" / "raylet", timeout_s)
 
     def finish(self, ports: Mapping[str, int]) -> None:
         """Nothing: actors are placed by the controller."""
@@ -142,6 +144,16 @@ def check_ray(address: str, timeout_s: float) -> None:
         raise Unreachable(f"ray: the health check of {address} failed (exit {done.returncode})")
 
 
+def check_raylet(path: Path, timeout_s: float) -> None:
+    """Raises `Unreachable` if no raylet listens on its socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(timeout_s)
+        try:
+            client.connect(str(path))
+        except OSError as error:
+            raise Unreachable(f"ray: its raylet is gone ({error.strerror or error}): nothing can run there") from error
+
+
 def connect(address: str, timeout_s: float = 30.0, namespace: str = "odradek") -> Any:
     """Join the cluster as a driver; returns the `ray` module. Call `ray.shutdown()` when done."""
     check_listening(address, timeout_s)
@@ -152,9 +164,11 @@ def connect(address: str, timeout_s: float = 30.0, namespace: str = "odradek") -
 
     if address.startswith(f"{LOOPBACK}:"):
         ray_constants.ENABLE_RAY_CLUSTER = False  # for a process that imported ray before the variable was set
-    ray.init(
-        address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True
-    )
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
+    try:
+        ray.init(address=address, namespace=namespace, **quiet)
+    except ConnectionError as error:
+        raise Unreachable(f"ray: {address} takes no driver in ({error}); odradek status says more") from error
     return ray
 
 
