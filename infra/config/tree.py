@@ -12,11 +12,17 @@ from typing import Annotated, Literal
 import msgspec
 
 Secret = Annotated[str, msgspec.Meta(extra={"secret": True})]
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+"""Bounded above, because decisions on the log repeat settings and hold 64-bit integers."""
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+"""Bounded above, so that infinity is none: a wait of that length is a hang."""
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Part of topic names, object keys and actor names."""
+Prefix = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$")]
+"""What Kafka takes in front of a topic's name; may be empty."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +41,7 @@ class Kafka(Section, frozen=True, kw_only=True):
 
     bootstrap: str | None = None
     """host:port of the brokers, comma separated; none starts an embedded broker."""
-    prefix: str = ""
+    prefix: Prefix = ""
     """Deployment prefix of topics, groups and transactional ids; empty for none."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """How to talk to the brokers."""
@@ -93,13 +99,13 @@ class Telemetry(Section, frozen=True, kw_only=True):
 class Lane(Section, frozen=True, kw_only=True):
     """How batches are made; written to the log as `lane.configured`."""
 
-    name: str = "demo"
+    name: Name = "demo"
     """Name of the lane, one partition of groups.v1."""
-    policy: str = "demo"
+    policy: Name = "demo"
     """Id of the policy that it trains."""
     groups_per_batch: Count = 8
     """Kept groups that close a batch."""
-    attempts: Annotated[int, msgspec.Meta(ge=2)] = 8
+    attempts: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 8
     """Sessions of one group. Fewer than about 4 leave few groups with any spread."""
     max_staleness: NonNegative = 2
     """Versions that a token may lie behind the version that trains it; older tokens are masked."""
@@ -109,14 +115,14 @@ class Lane(Section, frozen=True, kw_only=True):
     """What the importance ratio is taken against."""
     token_budget: Count = 6000
     """Tokens of one packed micro-batch."""
-    spread_component: str = "solved"
+    spread_component: Name = "solved"
     """A group is kept only if this component of the reward differs inside it."""
 
 
 class Trainer(Section, frozen=True, kw_only=True):
     """The training step."""
 
-    learning_rate: Annotated[float, msgspec.Meta(ge=0.0)] = 6e-4
+    learning_rate: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 6e-4
     """Step size of AdamW. 0 trains nothing: the control run of the demo."""
     minibatches: Count = 2
     """Optimiser steps a batch; 1 is strictly on-policy."""
@@ -126,7 +132,7 @@ class Trainer(Section, frozen=True, kw_only=True):
     """The ratio's gradient ends below 1 - this."""
     clip_high: Positive = 0.28
     """The ratio's gradient ends above 1 + this."""
-    kl_coefficient: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    kl_coefficient: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     """Weight of the KL term against the warm start; 0 computes none."""
     threads: Count = 1
     """CPU threads of the trainer process."""

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from odradek.infra.errors import JarError, MissingJava, StackError
+from odradek.infra.errors import JarError, MissingJava, StackError, Unreachable
 from odradek.infra.stack import jars, java, ports, processes
+from odradek.infra.stack.ray_head import check_raylet
 from odradek.infra.stack.state import locked, read_state, stack_id, state_path, write_state
 
 pytestmark = pytest.mark.contract
@@ -176,3 +177,18 @@ def test_a_process_that_wrote_over_its_environment_is_still_found(tmp_path: Path
     leader.wait(30)
     (left,) = (one for one in processes.in_sessions([session]) if one != name)
     assert left in found and processes.send(left, signal.SIGKILL)
+
+
+def test_a_head_whose_raylet_was_killed_is_not_healthy(tmp_path: Path) -> None:
+    """Its GCS still answers; `up` took it for running and then waited a minute for nothing."""
+    path = tmp_path / "raylet"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raylet:
+        raylet.bind(str(path))
+        raylet.listen()
+        check_raylet(path, 1.0)
+    assert path.exists(), "a killed process leaves its socket behind"
+    with pytest.raises(Unreachable, match="raylet is gone"):
+        check_raylet(path, 1.0)
+    path.unlink()
+    with pytest.raises(Unreachable, match="raylet is gone"):
+        check_raylet(path, 1.0)

@@ -161,3 +161,30 @@ def test_every_field_is_documented_and_every_section_refuses_unknown_keys() -> N
         assert struct.__struct_config__.frozen, name
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert({"no_such_key": 1}, struct)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "demo.minutes=inf",
+        "demo.minutes=nan",
+        "demo.minutes=-1",
+        "demo.minutes=1e300",
+        "lane.groups_per_batch=99999999999999999999",
+        "lane.attempts=1",
+        "lane.attempts=5000",
+        "lane.policy=",
+        "lane.policy=../../x",
+        "lane.spread_component=",
+        "kafka.prefix=a b/c",
+        "kafka.prefix=../x",
+        "kafka.connect_timeout_s=inf",
+        "trainer.learning_rate=inf",
+        "trainer.kl_coefficient=inf",
+        "trainer.clip_low=inf",
+        "session.max_in_flight=0",
+    ],
+)
+def test_a_value_that_nothing_could_work_with_is_refused_before_anything_starts(flag: str) -> None:
+    key = flag.partition("=")[0]
+    assert f"--set {key}: {key} = " in _refusal(flags=[flag])
