@@ -49,7 +49,7 @@ fix: $(INSTALLED) ## Let ruff repair and format what it can.
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-up: $(INSTALLED) ## Start Kafka, S3 and Ray on loopback.
+up: $(INSTALLED) ## Start Kafka, S3, Ray and the actors, on loopback.
 	@$(BIN)/odradek up
 
 down: $(INSTALLED) ## Stop them. Data stays.
