@@ -2,6 +2,20 @@
 
 A row says who writes the topic, what its key is and how long it is kept; `admin.py` creates the rows and reports
 drift. Partition counts are fixed for a major version of a topic, because a key's partition follows from them.
+
+`writers` is a promise that only the broker's ACLs keep: a deployment that other people's clients reach must grant WRITE
+on the two open topics to anybody and on every other topic to its row's writers alone, and the transactional ids
+`controller`, `assembler.LANE` and `trainer.LANE` to their roles. What readers hold by themselves, on every topic:
+undecodable bytes, types that do not belong there and zombies (fenced producers, older epochs) change nothing; and on
+the open topics no content stops anybody. What they cannot tell from the real thing, and the ACL must prevent:
+- groups.v1: a second `group.sealed` of a group is batched again; a seal may name any records;
+- batches.v1: a forged batch is the assembler's position and, where its leaves match the log, the trainer's next step
+  (where they do not, the trainer stops and `replay rebuild --verify` names the leaf);
+- rewards.v1: the first verdict of a member wins, whoever wrote it;
+- sessions.v1: a forged `session.resumed` takes a session over (the real owner's later records are ignored), and an
+  owner event with the current epoch and the next sequence number counts;
+- weights.v1: a pin or a roll-back is obeyed.
+The embedded broker listens on loopback only and has no ACLs: whoever has an account on that machine may write there.
 """
 
 import re
