@@ -146,9 +146,7 @@ class EnvironmentActor:
         slot = self._running if call.name == COMMAND and not place.start.production else nullcontext()
         async with slot:
             outcome = await run_call(place.workspace, call.name, call.arguments, limits, place.state)
-        return CallOutcome(
-            outcome.text, outcome.is_error, None, (time.monotonic() - began) * 1000, outcome.redactions
-        )
+        return CallOutcome(outcome.text, outcome.is_error, None, (time.monotonic() - began) * 1000, outcome.redactions)
 
     async def _close(self, session_id: str, epoch: int) -> None:
         self._check_epoch(session_id, epoch)

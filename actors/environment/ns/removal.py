@@ -67,9 +67,7 @@ def _move_up(name: str, dir_fd: int, top: int, moved: int) -> int:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        remove_tree(
-            name, dir_fd
-        )  # an image's directory, seen through an overlay, can't be moved; images are shallow
+        remove_tree(name, dir_fd)  # an image's directory, seen through an overlay, can't be moved; images are shallow
     return moved
 
 
