@@ -18,9 +18,8 @@ from typing import Any
 
 from odradek.actors.environment.errors import SandboxGoneError, SandboxNotFoundError
 from odradek.actors.environment.logged import to_logged
-from odradek.actors.environment.ns import NsDriver
 from odradek.actors.environment.protocol import Sandbox
-from odradek.actors.environment.start import SandboxFactory
+from odradek.actors.environment.start import SandboxFactory, ns_driver
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import object_store
@@ -37,6 +36,7 @@ log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 120.0
 """Seconds for preflight and building the default image."""
+TOO_DEEP = "error: the command left folders nested too deep to be recorded; everything it changed was undone"
 COMMAND = "run_terminal"
 """The tool that starts processes: so many at once as `Deployment.max_commands` allows."""
 
@@ -72,7 +72,7 @@ class EnvironmentActor:
     async def _start(self) -> None:
         root = Path(self._deployment.data_dir)
         self._images = ImageStore(root / "images")
-        self._driver = NsDriver(root / "sandboxes" / self._name, self._images)
+        self._driver = ns_driver(self._deployment, self._name, self._images)
         self._blobs = BlobStore(object_store(self._deployment))
         self._factory = SandboxFactory(self._driver, self._images, self._blobs)
         await asyncio.to_thread(self._factory.image_digest, "demo")
@@ -134,12 +134,21 @@ class EnvironmentActor:
         async with place.lock:
             outcomes = list(await asyncio.gather(*(self._one(place, call, limits) for call in calls)))
             if len(calls) == 1 and (spec := TOOLS.get(calls[0].name)) is not None and spec.leaves_delta:
-                delta = await to_logged(await place.sandbox.diff(incremental=True), self._blobs, place.start.subject)
-                if delta.changes:
-                    outcomes[0] = replace(outcomes[0], delta=delta)
+                outcomes[0] = await self._with_delta(session_id, place, outcomes[0])
         self._calls += len(calls)
         self._busy_s += time.monotonic() - began
         return outcomes
+
+    async def _with_delta(self, session_id: str, place: _Place, outcome: CallOutcome) -> CallOutcome:
+        """The outcome with what the call changed. A change that can't be recorded is undone and the model is told:
+        it was the call's doing, so it must neither pass as our fault nor live on unlogged."""
+        try:
+            changed = await place.sandbox.diff(incremental=True)
+        except RecursionError:
+            await self._end(session_id)  # the next call finds no sandbox, and the session rebuilds it from the log
+            return replace(outcome, text=TOO_DEEP, is_error=True)
+        delta = await to_logged(changed, self._blobs, place.start.subject)
+        return replace(outcome, delta=delta) if delta.changes else outcome
 
     async def _one(self, place: _Place, call: Call, limits: Limits) -> CallOutcome:
         began = time.monotonic()

@@ -11,11 +11,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from odradek.actors.environment.delta import compose
 from odradek.actors.environment.errors import SandboxSpecError
 from odradek.actors.environment.logged import from_logged
 from odradek.actors.environment.ns import NsDriver
+from odradek.actors.environment.ns.admission import NsConfig
 from odradek.actors.environment.protocol import ExecRequest, Limit, Limits, Sandbox, SandboxSpec
+from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.session.ports import WorkspaceStart
 from odradek.sandbox_images.builder import build
 from odradek.sandbox_images.errors import ImageError
@@ -41,6 +45,12 @@ IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHOWN = 200
 """Characters of a command that an error quotes."""
 LIMITS = Limits(memory_bytes=Limit(MEMORY_BYTES), pids=Limit(PIDS), cpus=Limit(CPUS), disk_bytes=Limit(FILE_BYTES))
+
+
+def ns_driver(deployment: Deployment, name: str, images: ImageStore) -> NsDriver:
+    """The driver of one process, with the deployment's limits; its state lies under the actor's name."""
+    config = msgspec.convert(deployment.sandboxes, NsConfig)
+    return NsDriver(Path(deployment.data_dir) / "sandboxes" / name, images, config)
 
 
 class SandboxFactory:

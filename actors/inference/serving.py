@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from odradek.actors.inference.actor import InferenceActor
 from odradek.actors.inference.errors import VersionNotHeldError
+from odradek.actors.inference.settings import EngineSettings
 from odradek.actors.inference.types import SampleRequest, SampleResult
 from odradek.actors.inference.weights import FetchedWeights
 from odradek.actors.policy.config import ModelConfig
@@ -67,7 +69,13 @@ class ServingActor:
         await self._log.start()
         config = ModelConfig.from_hf(json.loads((Path(self._deployment.warm_start_dir) / "config.json").read_bytes()))
         self._running = asyncio.get_running_loop()
-        self._engine = InferenceActor(config, self._fetch, replica=self._name, on_crash=lambda _error: os._exit(70))
+        self._engine = InferenceActor(
+            config,
+            self._fetch,
+            replica=self._name,
+            settings=msgspec.convert(self._deployment.engine, EngineSettings),
+            on_crash=lambda _error: os._exit(70),
+        )
 
     # -- Ray's methods -----------------------------------------------------------------------------------------
 

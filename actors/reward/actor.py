@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from odradek.actors.environment.ns import NsDriver
-from odradek.actors.environment.start import SandboxFactory
+from odradek.actors.environment.start import SandboxFactory, ns_driver
 from odradek.actors.reward.efficiency import Conduct, conduct_of
 from odradek.actors.reward.errors import GraderCouldNotRun
 from odradek.actors.reward.grader import GRADE_DEADLINE_S, GRADER, VERSION, Grade, grade
@@ -65,7 +64,7 @@ class RewardActor:
     async def _start(self) -> None:
         root = Path(self._deployment.data_dir)
         images = ImageStore(root / "images")
-        self._driver = NsDriver(root / "sandboxes" / self._name, images)
+        self._driver = ns_driver(self._deployment, self._name, images)
         await self._driver.start()
         self._factory = SandboxFactory(self._driver, images, BlobStore(object_store(self._deployment)))
         self._log = EventLog(self._deployment.kafka)

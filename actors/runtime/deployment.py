@@ -47,6 +47,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     max_commands: int = 4
     """Commands, and sandboxes being made, that run at once on a host. Too low leaves cores idle while commands wait
     for something; too high lets a hundred of them fight for the cores and the caches, and starves the engine."""
+    engine: dict[str, Any] = {}
+    """`EngineSettings` as JSON values; empty takes its defaults."""
+    sandboxes: dict[str, int] = {}
+    """`NsConfig` of each host's driver; empty takes its defaults."""
     projections: bool = True
     """Whether a Faust worker keeps live tables."""
     otlp_endpoint: str = ""

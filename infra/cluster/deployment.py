@@ -13,6 +13,7 @@ from odradek.infra.config.services import Endpoints, data_dir
 from odradek.infra.config.tree import Config
 from odradek.streams.events.groups import LaneConfigured
 
+MEBIBYTE = 1024 * 1024
 ASSETS = Path(__file__).resolve().parents[1] / "demo" / "warmstart" / "assets"
 """The shipped tokenizer and warm start."""
 
@@ -39,6 +40,12 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         reward_actors=config.reward.actors,
         max_sessions=config.session.max_in_flight,
         max_commands=config.sandbox.max_commands or 2 * (os.cpu_count() or 1),
+        engine={"max_running": config.inference.max_running, "kv_on_reload": config.inference.kv_on_reload},
+        sandboxes={
+            "max_sandboxes": config.sandbox.max_live,
+            "min_free_disk_bytes": config.sandbox.min_free_disk_mb * MEBIBYTE,
+            "min_free_memory_bytes": config.sandbox.min_free_memory_mb * MEBIBYTE,
+        },
         projections=config.projections.enabled,
         otlp_endpoint=config.telemetry.otlp_endpoint or "",
         log_level=config.telemetry.log_level,

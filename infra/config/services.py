@@ -37,7 +37,6 @@ class Endpoints(msgspec.Struct, frozen=True):
     """Empty: the provider's own."""
     s3_bucket: str
     s3_region: str
-    s3_prefix: str
     s3_credentials_file: str
     """Empty: the usual AWS chain."""
     ray: str
@@ -166,7 +165,6 @@ def endpoints(config: Config) -> Endpoints:
         s3_endpoint="" if found["s3"] == AWS else found["s3"],
         s3_bucket=config.s3.bucket,
         s3_region=config.s3.region,
-        s3_prefix=config.s3.prefix,
         s3_credentials_file=credentials,
         ray=found["ray"],
     )

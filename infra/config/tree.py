@@ -70,8 +70,6 @@ class S3(Section, frozen=True, kw_only=True):
     """Bucket of blobs and checkpoints. It must exist unless the store is embedded."""
     region: str = "us-east-1"
     """Region in signatures."""
-    prefix: str = ""
-    """Put before every key; empty for none."""
     credentials_file: str | None = None
     """JSON file with access_key and secret_key; none uses the usual AWS chain (environment, profile, role)."""
 
@@ -99,8 +97,6 @@ class Telemetry(Section, frozen=True, kw_only=True):
 class Lane(Section, frozen=True, kw_only=True):
     """How batches are made; written to the log as `lane.configured`."""
 
-    name: Name = "demo"
-    """Name of the lane, one partition of groups.v1."""
     policy: Name = "demo"
     """Id of the policy that it trains."""
     groups_per_batch: Count = 8
@@ -134,8 +130,6 @@ class Trainer(Section, frozen=True, kw_only=True):
     """The ratio's gradient ends above 1 + this."""
     kl_coefficient: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     """Weight of the KL term against the warm start; 0 computes none."""
-    threads: Count = 1
-    """CPU threads of the trainer process."""
 
 
 class Inference(Section, frozen=True, kw_only=True):
@@ -147,8 +141,6 @@ class Inference(Section, frozen=True, kw_only=True):
     """Requests that one engine decodes together."""
     kv_on_reload: Literal["recompute", "keep"] = "recompute"
     """What happens to keys and values of older weights."""
-    threads: Count = 1
-    """CPU threads of each engine."""
 
 
 class Session(Section, frozen=True, kw_only=True):
@@ -177,10 +169,6 @@ class Projections(Section, frozen=True, kw_only=True):
 class Sandbox(Section, frozen=True, kw_only=True):
     """Where commands run."""
 
-    driver: Literal["ns", "microsandbox", "qemu"] = "ns"
-    """Kind of isolation. There is no silent fallback to a weaker one."""
-    unprivileged_ok: bool = True
-    """Whether rlimits may stand in for cgroups where none is delegated; said at start."""
     max_commands: Count | None = None
     """Commands that run at once on one host; none takes two a core."""
     max_live: Count = 1000
