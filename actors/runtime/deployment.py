@@ -55,6 +55,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a Faust worker keeps live tables."""
     otlp_endpoint: str = ""
     """Base address of an OTLP/HTTP collector; empty exports nothing."""
+    metrics_port: int = 0
+    """Loopback port of the metrics page; 0 takes a free one."""
     log_level: str = "INFO"
 
 

@@ -10,6 +10,7 @@ from odradek.infra.cli.context import EXIT_ENVIRONMENT, Context, command_options
 from odradek.infra.config.tree import Config
 from odradek.infra.errors import InfraError
 from odradek.infra.stack.stack import ComponentStatus
+from odradek.infra.telemetry import TELEMETRY
 
 
 @click.command
@@ -32,20 +33,22 @@ def command(context: Context) -> None:
 
 
 def _actors(config: Config) -> list[ComponentStatus]:
-    """One row for all actors; none if none was started."""
+    """One row for all actors and one for the metrics page; none if none was started."""
     from odradek.infra.cluster import standing
 
     embedded = config.ray.address is None
     try:
-        answers = standing.answering(config)
+        views = standing.look(config)
     except InfraError as error:
         return [ComponentStatus("actors", "unhealthy", "", embedded, reason=str(error))]
-    if not answers:
+    if not views:
         return []
-    silent = [name for name, answered in answers.items() if not answered]
-    up = f"{len(answers) - len(silent)} of {len(answers)} answer"
-    reason = f"no answer from {', '.join(silent)}" if silent else ""
-    return [ComponentStatus("actors", "unhealthy" if silent else "running", up, embedded, reason=reason)]
+    silent = [f"{view.name} ({view.note})" for view in views if not view.up]
+    up = f"{len(views) - len(silent)} of {len(views)} answer"
+    reason = f"not {', '.join(silent)}" if silent else ""
+    rows = [ComponentStatus("actors", "unhealthy" if silent else "running", up, embedded, reason=reason)]
+    page = next((str(view.state["address"]) for view in views if view.name == TELEMETRY and view.up), "")
+    return [*rows, ComponentStatus("metrics", "running" if page else "stopped", page, embedded)]
 
 
 def table(statuses: Sequence[ComponentStatus]) -> str:
@@ -53,7 +56,7 @@ def table(statuses: Sequence[ComponentStatus]) -> str:
     lines = []
     for status in statuses:
         where = "embedded" if status.embedded else "configured"
-        lines.append(f"  {status.name:<6} {status.health:<10} {where:<11} {status.address}".rstrip())
+        lines.append(f"  {status.name:<7} {status.health:<10} {where:<11} {status.address}".rstrip())
         if status.reason:
-            lines.append(f"         {status.reason}" + (f"; log: {status.log}" if status.log else ""))
+            lines.append(f"          {status.reason}" + (f"; log: {status.log}" if status.log else ""))
     return "\n".join(lines)

@@ -47,7 +47,7 @@ def command(context: Context, once: bool, every: float, no_actors: bool) -> None
 
 def _join(context: Context) -> tuple[Any, str]:
     """A watcher of the deployment's actors, or why there is none."""
-    from odradek.infra.cluster.actors import OPTIONAL, exists, names
+    from odradek.infra.cluster.actors import expected
     from odradek.infra.cluster.deployment import deployment_of
     from odradek.infra.config.services import endpoints
     from odradek.infra.errors import InfraError
@@ -61,8 +61,7 @@ def _join(context: Context) -> tuple[Any, str]:
         connect(where.ray, namespace=deployment.namespace)
     except InfraError as error:
         return None, f"actors were not asked: {error}"
-    asked = [n for n in names(deployment) if n not in OPTIONAL or exists(n, deployment.namespace)]
-    return ActorWatcher(asked, ray_ask(deployment.namespace)), ""
+    return ActorWatcher(expected(deployment), ray_ask(deployment.namespace)), ""
 
 
 async def _watch(context: Context, event_log: Any, watcher: Any, absent: str, *, once: bool, every: float) -> None:

@@ -16,14 +16,15 @@ import ray.exceptions
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.errors import InfraError
+from odradek.infra.telemetry import TELEMETRY
 
 START_DEADLINE_S = 120.0
 """Seconds for one actor to come up (importing torch takes 5 on an idle core, far more while others start)."""
 STOP_DEADLINE_S = 20.0
 """Seconds for the actors to go away."""
 
-OPTIONAL = frozenset({"projections"})
-"""Actors that a deployment works without (the demo starts none of them): where nobody started one, that is no fault."""
+OPTIONAL = frozenset({"projections", TELEMETRY})
+"""Actors that a deployment works without."""
 
 Progress = Callable[[str], None]
 
@@ -76,6 +77,12 @@ def _controller(deployment: Deployment, _name: str) -> Any:
     return ControllerActor, (deployment,)
 
 
+def _telemetry(deployment: Deployment, _name: str) -> Any:
+    from odradek.infra.telemetry.actor import TelemetryActor
+
+    return TelemetryActor, (deployment, [name for name in names(deployment) if name != TELEMETRY])
+
+
 def plan(deployment: Deployment) -> list[list[tuple[str, Callable[[Deployment, str], Any]]]]:
     """The actors in waves: those of one wave start together."""
     return [
@@ -88,13 +95,18 @@ def plan(deployment: Deployment) -> list[list[tuple[str, Callable[[Deployment, s
             *((("projections", _projections),) if deployment.projections else ()),
         ],
         [(f"session-{i}", _session) for i in range(deployment.session_actors)],
-        [("controller", _controller)],
+        [("controller", _controller), (TELEMETRY, _telemetry)],
     ]
 
 
 def names(deployment: Deployment) -> list[str]:
     """Every actor's name, in starting order."""
     return [name for wave in plan(deployment) for name, _ in wave]
+
+
+def expected(deployment: Deployment) -> list[str]:
+    """Those that ought to answer now: all but the optional ones that nobody started (the demo has no projections)."""
+    return [name for name in names(deployment) if name not in OPTIONAL or exists(name, deployment.namespace)]
 
 
 def start(deployment: Deployment, progress: Progress = lambda _text: None) -> dict[str, Any]:
@@ -148,7 +160,7 @@ def stop(deployment: Deployment) -> list[str]:
             handle = ray.get_actor(name, namespace=deployment.namespace)
         except ValueError:
             continue
-        if name.startswith(("environment", "reward", "projections")):
+        if name.startswith(("environment", "reward", "projections", TELEMETRY)):
             _shut_down(handle)
         ray.kill(handle, no_restart=True)
         ended.append(name)

@@ -48,6 +48,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         },
         projections=config.projections.enabled,
         otlp_endpoint=config.telemetry.otlp_endpoint or "",
+        metrics_port=config.telemetry.prometheus_port or 0,
         log_level=config.telemetry.log_level,
     )
 

@@ -17,7 +17,7 @@ from odradek.infra.cluster.deployment import deployment_of
 from odradek.infra.config.services import endpoints, stack_of
 from odradek.infra.config.tree import Config
 from odradek.infra.stack.ray_head import connect
-from odradek.infra.telemetry.service import telemetry
+from odradek.infra.telemetry import TELEMETRY
 from odradek.streams.admin import ensure_topics
 
 Say = Callable[[str], None]
@@ -60,8 +60,9 @@ def deployment_up(config: Config, say: Say, *, keep: bool = False) -> Iterator[R
         ours = not any(actors.exists(name, deployment.namespace) for name in actors.names(deployment))
         try:
             handles = actors.start(deployment, say)
-            with telemetry(deployment, handles, say, port=config.telemetry.prometheus_port):
-                yield Running(deployment, handles)
+            state = ray.get(handles[TELEMETRY].state.remote(), timeout=actors.START_DEADLINE_S)
+            say(f"metrics at {state['address']}")
+            yield Running(deployment, handles)
         finally:
             if ours and not keep:
                 say("stopping actors")

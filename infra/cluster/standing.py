@@ -6,13 +6,10 @@ Every function needs Ray to run already, joins it as a driver and leaves it agai
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import ray
-import ray.exceptions
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.cluster import actors
@@ -21,6 +18,7 @@ from odradek.infra.cluster.session import STATE_TIMEOUT_S, Say
 from odradek.infra.config.services import data_dir, endpoints
 from odradek.infra.config.tree import Config
 from odradek.infra.errors import Unreachable
+from odradek.infra.observe.actors import ActorView, ActorWatcher, ray_ask
 from odradek.infra.stack.ray_head import connect
 from odradek.streams.admin import ensure_topics
 
@@ -61,18 +59,20 @@ def attached(config: Config) -> Iterator[Deployment]:
         yield deployment
 
 
-def answering(config: Config) -> dict[str, bool]:
-    """By name every actor that ought to exist, and whether it answers now; empty if none was started."""
+def look(config: Config) -> list[ActorView]:
+    """What every actor that ought to exist says of itself now, in starting order; empty if none was started."""
     deployment = deployment_of(config, endpoints(config))
+
+    async def ask(names: list[str]) -> list[ActorView]:
+        watcher = ActorWatcher(names, ray_ask(deployment.namespace))
+        try:
+            return await watcher.look(STATE_TIMEOUT_S)
+        finally:
+            await watcher.close()
+
     with _joined(config, deployment):
-        lacking, missing = set(absent(deployment)), _missed(deployment)
-        present = [name for name in actors.names(deployment) if name not in lacking]
-        if not present:
-            return {}
-        handles = {name: ray.get_actor(name, namespace=deployment.namespace) for name in present}
-        asked: dict[str, Any] = {name: handle.__ray_ready__.remote() for name, handle in handles.items()}
-        deadline = time.monotonic() + STATE_TIMEOUT_S
-        return dict.fromkeys(missing, False) | {name: _answers(ref, deadline) for name, ref in asked.items()}
+        started = absent(deployment) != actors.names(deployment)
+        return asyncio.run(ask(actors.expected(deployment))) if started else []
 
 
 def absent(deployment: Deployment) -> list[str]:
@@ -89,14 +89,6 @@ def absent(deployment: Deployment) -> list[str]:
 def _missed(deployment: Deployment) -> list[str]:
     """The absent ones that a deployment needs."""
     return [name for name in absent(deployment) if name not in actors.OPTIONAL]
-
-
-def _answers(ref: Any, deadline: float) -> bool:
-    try:
-        ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))
-    except ray.exceptions.RayError:
-        return False
-    return True
 
 
 def _end(deployment: Deployment, names: list[str]) -> None:

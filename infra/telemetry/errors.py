@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from odradek.infra.errors import UsageError
+from odradek.infra.errors import StackError
 
 
-class MetricsPortTaken(UsageError):
+class MetricsPortTaken(StackError):
     """The configured port of the metrics page is not free."""

@@ -1,4 +1,4 @@
-"""Telemetry of a deployment, beside whatever runs it: a thread that follows the log and the actors.
+"""Telemetry of a deployment: a thread that follows the log and the actors, in an actor of its own (`actor.py`).
 
 Owns: the metrics page, always; the spans of assembly and training, where an endpoint is set (sessions and gradings are
 traced by their actors). It only looks: it writes nothing, and when the broker or an actor does not answer it keeps the
@@ -11,14 +11,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from prometheus_client.core import Metric
 
 from odradek.actors.runtime.deployment import Deployment
-from odradek.infra.observe.actors import ActorWatcher, Ask, ray_ask
+from odradek.infra.observe.actors import ActorWatcher, Ask
 from odradek.infra.observe.follow import RunFollower, SessionFollower
 from odradek.infra.telemetry.batches import BatchSpans
 from odradek.infra.telemetry.metrics import MetricsServer, collect
@@ -30,8 +28,6 @@ EVERY_S = 5.0
 """Seconds between two looks. Shorter than a scrape interval helps nobody; longer makes the page old."""
 STOP_S = 10.0
 """Seconds the thread gets to end its look and close its connections."""
-
-Say = Callable[[str], None]
 
 
 class TelemetryService:
@@ -87,16 +83,3 @@ class TelemetryService:
         finally:
             await watcher.close()
             batches.close()
-
-
-@contextmanager
-def telemetry(
-    deployment: Deployment, handles: Mapping[str, Any], say: Say, *, port: int | None = None
-) -> Iterator[TelemetryService]:
-    """Serve metrics (and send spans, if an endpoint is set) as long as the block runs. Ray must be connected."""
-    service = TelemetryService(deployment, list(handles), ray_ask(deployment.namespace, handles))
-    say(f"metrics at {service.start(port)}")
-    try:
-        yield service
-    finally:
-        service.stop()

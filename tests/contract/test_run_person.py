@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,10 +238,36 @@ def test_a_killed_session_actor_is_resumed_under_the_persons_eyes(
 
 
 def test_status_knows_the_actors_and_a_second_up_starts_nothing(deployed: Deployed) -> None:
-    rows = {row["name"]: row for row in json.loads(deployed.cli("status", "--json").stdout)}
+    rows = _rows(deployed)
     assert rows["actors"]["health"] == "running", rows
     again = json.loads(deployed.cli("up", "--json").stdout)
     assert (again["started"], again["actors_started"]) == ([], [])
+
+
+def test_the_metrics_page_is_served_as_long_as_the_deployment_is_up(deployed: Deployed) -> None:
+    """`odradek up` has returned long ago; a killed page comes back at the same address."""
+
+    def page() -> str:
+        try:
+            return urllib.request.urlopen(address, timeout=10).read().decode()
+        except OSError:
+            return ""
+
+    address = _rows(deployed)["metrics"]["address"]
+    deadline = Deadline(COMMAND_S)
+    while 'odradek_actor_up{actor="controller"} 1.0' not in page():
+        assert not deadline.expired, "the actors were not seen"
+        time.sleep(0.5)
+    for pid in deployed.pids("ray::TelemetryActor"):
+        os.kill(pid, signal.SIGKILL)
+    while "odradek_groups_open" not in page():
+        assert not deadline.expired, "the page did not come back"
+        time.sleep(0.5)
+    assert _rows(deployed)["metrics"]["address"] == address
+
+
+def _rows(deployed: Deployed) -> dict[str, Any]:
+    return {row["name"]: row for row in json.loads(deployed.cli("status", "--json").stdout)}
 
 
 def _start(deployed: Deployed, folder: Path, request: str) -> tuple[subprocess.Popen[str], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +16,7 @@ from odradek.actors.telemetry.spans import SpanMaker
 from odradek.infra.observe.actors import ActorView
 from odradek.infra.observe.fold import RunFold
 from odradek.infra.observe.sessions import SessionBook
+from odradek.infra.telemetry.actor import port_of
 from odradek.infra.telemetry.batches import BatchSpans, batch_spans
 from odradek.infra.telemetry.errors import MetricsPortTaken
 from odradek.infra.telemetry.metrics import NAMES, MetricsServer, collect
@@ -89,6 +91,20 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
         port = other.getsockname()[1]
         with pytest.raises(MetricsPortTaken, match=rf"127\.0\.0\.1:{port} .*telemetry\.prometheus_port"):
             MetricsServer(list).start(port)
+
+
+def test_the_address_outlives_the_page_as_long_as_its_port_is_free(tmp_path: Path) -> None:
+    """A scraper is configured once."""
+    first = port_of(tmp_path)
+    server = MetricsServer(list)
+    server.start(first)
+    assert port_of(tmp_path / "other") != first
+    server.stop()
+    assert port_of(tmp_path) == first
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first))
+        other.listen()
+        assert port_of(tmp_path) != first
 
 
 def test_forgetting_ended_sessions_changes_no_counter() -> None:
