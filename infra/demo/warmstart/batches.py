@@ -17,9 +17,14 @@ from torch import Tensor
 
 from odradek.actors.policy.model import Ops, Policy
 from odradek.infra.demo.demonstrations.segments import Example
+from odradek.kernels.moe.plain import mix_experts
+from odradek.kernels.moe.routing import route
 
 POOL = 320
 """Demonstrations sorted by length and cut into batches together. Fewer pads more, more makes batches alike in kind."""
+
+PAD = 0
+"""Id of `<pad>`, which no demonstration holds."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def pool_batches(stream: Iterator[Example], tokens: int, max_length: int, rng: r
 
 def _pad(rows: Sequence[Example]) -> Batch:
     width = max(len(e.token_ids) for e in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    ids = torch.full((len(rows), width), PAD)
     weight, agent = torch.zeros(len(rows), width), torch.zeros(len(rows), width, dtype=torch.bool)
     for i, e in enumerate(rows):
         n = len(e.token_ids)
@@ -61,7 +66,7 @@ def _pad(rows: Sequence[Example]) -> Batch:
     return Batch(ids, weight, agent, sum(len(e.token_ids) for e in rows))
 
 
-def target_nll(policy: Policy, ids_BW: Tensor) -> Tensor:
+def target_nll(policy: Policy, ids_BW: Tensor, ops: Ops | None = None) -> Tensor:
     """Negative log-likelihood `[B, W-1]` of each token after the first of its row."""
     rows, width = ids_BW.shape[0], ids_BW.shape[1] - 1
 
@@ -72,7 +77,7 @@ def target_nll(policy: Policy, ids_BW: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(rows * width, -1)
 
     positions = torch.arange(width).repeat(rows)
-    hidden = policy.trunk(ids_BW[:, :-1].flatten(), positions, attend, PLAIN)
+    hidden = policy.trunk(ids_BW[:, :-1].flatten(), positions, attend, ops or PLAIN)
     logits = F.linear(hidden, policy.head_weight)
     return F.cross_entropy(logits, ids_BW[:, 1:].flatten(), reduction="none").view(rows, width)
 
@@ -84,16 +89,34 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _experts(
     x: Tensor, router: Tensor, w13: Tensor, w2: Tensor, top_k: int, norm_topk: bool, replay: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """All experts densely, those not chosen weighed 0: at demo width cheaper than gathering rows."""
-    probs = F.linear(x, router).softmax(-1)
-    weights, ids = probs.topk(top_k, dim=-1) if replay is None else (probs.gather(1, replay.long()), replay)
-    if norm_topk:
-        weights = weights / weights.sum(-1, keepdim=True)
-    mix_NE1 = torch.zeros_like(probs).scatter(1, ids.long(), weights)[..., None]
-    experts, hidden, width = w2.shape
-    gate, up = F.linear(x, w13.flatten(0, 1)).view(-1, experts, 2 * width).chunk(2, dim=-1)
-    inner = (F.silu(gate) * up * mix_NE1).flatten(1)
-    return F.linear(inner, w2.transpose(0, 1).reshape(hidden, experts * width)), ids.int()
+    weights, ids = route(F.linear(x, router), top_k, norm_topk, replay)
+    return mix_experts(x, weights, ids, w13, w2, F.linear), ids.int()
 
 
 PLAIN = Ops(F.linear, _rms_norm, _experts)
+
+
+class RouterLoad:
+    """Watches the routers in one forward. Rows where `real_N` is unset are padding and count nowhere."""
+
+    def __init__(self, real_N: Tensor) -> None:
+        self._real_N = real_N
+        self.shares: list[Tensor] = []
+        """`[E]` a sparse layer: the share of choices that each expert got."""
+        self.loss = torch.zeros(())
+        """Sum over layers of Switch's balancing term (Fedus et al. 2021): 1 a layer when all experts get the same."""
+
+    @property
+    def ops(self) -> Ops:
+        return Ops(PLAIN.linear, PLAIN.rms_norm, self._watched)
+
+    def _watched(
+        self, x: Tensor, router: Tensor, w13: Tensor, w2: Tensor, top_k: int, norm_topk: bool, replay: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        y, ids = _experts(x, router, w13, w2, top_k, norm_topk, replay)
+        chosen = torch.bincount(ids[self._real_N].flatten(), minlength=len(router))
+        share = chosen / chosen.sum()
+        likely = F.linear(x[self._real_N], router).softmax(-1).mean(0)
+        self.shares.append(share)
+        self.loss = self.loss + len(router) * (share * likely).sum()
+        return y, ids

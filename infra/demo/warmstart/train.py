@@ -1,5 +1,9 @@
 """Train the warm start: `python -m odradek.infra.demo.warmstart.train --tokens 5.5e6 --seed 0 --out DIR`.
 
+`--from DENSE --experts 4` makes a mixture of experts out of a trained dense policy instead (`upcycle.py`) and trains it
+on at a lower, falling rate; `--from` alone trains the dense one on, which is what to compare with. DIR becomes a policy
+directory (`policy.dir`).
+
 Deterministic on one host: demonstrations, their order and the weights follow from the seed. The schedule counts tokens,
 never time, so a busy machine trains the same policy more slowly. Progress goes to stdout about every 20 s; every few
 minutes the whole state is saved beside the weights, and the same command goes on from there after an interruption.
@@ -9,6 +13,7 @@ minutes the whole state is saved beside the weights, and the same command goes o
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +27,10 @@ from torch import Tensor
 from odradek.actors.policy.config import ModelConfig
 from odradek.actors.policy.model import Policy
 from odradek.infra.demo.demonstrations.segments import Example
-from odradek.infra.demo.demonstrations.stream import shipped_template, training_stream
-from odradek.infra.demo.warmstart.batches import POOL, Batch, pool_batches, target_nll
+from odradek.infra.demo.demonstrations.stream import TOKENIZER_PATH, shipped_template, training_stream
+from odradek.infra.demo.warmstart.batches import PAD, POOL, Batch, RouterLoad, pool_batches, target_nll
 from odradek.infra.demo.warmstart.muon import set_rate, warm_start_optimisers
+from odradek.infra.demo.warmstart.upcycle import upcycled
 
 MUON_RATE: Final = 0.02
 """Rate of the block matrices: their update is orthogonal, so this is the step in units of spectral norm."""
@@ -40,6 +46,11 @@ FLOOR: Final = 0.03
 """Smallest factor on the rate."""
 WARMUP_STEPS: Final = 30
 """Steps of rising rate: Muon from random weights diverges without."""
+CONTINUED_RATE: Final = 0.25
+"""Factor on both rates for a policy that is trained already. Too high forgets before it learns, too low leaves upcycled
+experts alike."""
+BALANCE: Final = 0.01
+"""Weight of the routers' balancing term, the usual one. Too low may starve an expert, too high routes by lot."""
 CLIP_NORM: Final = 1.0
 """Gradient norm: only the first hundreds of steps ever reach it."""
 REPORT_SECONDS: Final = 20.0
@@ -49,11 +60,11 @@ SAVE_SECONDS: Final = 180.0
 STATE_FILE: Final = "training-state.pt"
 
 
-def rate_factor(step: int, tokens: int, total: int) -> float:
-    """Factor on both rates at `step` (from 0) with `tokens` seen of `total`."""
-    share = tokens / total
-    falling = 1.0 if share < CONSTANT_SHARE else max(FLOOR, (1 - share) / (1 - CONSTANT_SHARE))
-    return min(1.0, (step + 1) / WARMUP_STEPS) * falling
+def rate_factor(step: int, tokens: int, total: int, continued: bool = False) -> float:
+    """Factor on both rates at `step` (from 0) with `tokens` seen of `total`; a continued run falls from the start."""
+    share, constant = tokens / total, 0.0 if continued else CONSTANT_SHARE
+    falling = 1.0 if share < constant else max(FLOOR, (1 - share) / (1 - constant))
+    return min(1.0, (step + 1) / WARMUP_STEPS) * falling * (CONTINUED_RATE if continued else 1.0)
 
 
 class Totals(msgspec.Struct):
@@ -69,9 +80,8 @@ class Totals(msgspec.Struct):
 class WarmStart:
     """A run: policy, optimisers and place in the stream, saved and resumed between pools of demonstrations."""
 
-    def __init__(self, config: ModelConfig, total_tokens: int, seed: int) -> None:
-        self.total_tokens, self.seed = total_tokens, seed
-        self.policy = Policy(config, seed)
+    def __init__(self, policy: Policy, total_tokens: int, seed: int, continued: bool = False) -> None:
+        self.policy, self.total_tokens, self.seed, self.continued = policy, total_tokens, seed, continued
         self.muon, self.adamw = warm_start_optimisers(self.policy, EMBEDDING_LR_SCALE, MUON_RATE, ADAMW_RATE)
         self.step = self.tokens = self.pools = 0
         self.totals = Totals()
@@ -90,13 +100,14 @@ class WarmStart:
         self.pools += 1
 
     def _train(self, batch: Batch) -> None:
-        factor = rate_factor(self.step, self.tokens, self.total_tokens)
+        factor = rate_factor(self.step, self.tokens, self.total_tokens, self.continued)
         set_rate(self.muon, MUON_RATE * factor)
         set_rate(self.adamw, ADAMW_RATE * factor)
-        nll = target_nll(self.policy, batch.ids_BW)
+        load = RouterLoad(batch.ids_BW[:, :-1].flatten() != PAD)
+        nll = target_nll(self.policy, batch.ids_BW, load.ops)
         weight = batch.weight_BW[:, 1:]
         loss = (nll * weight).sum() / weight.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss + BALANCE * load.loss).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), CLIP_NORM)
         for optimiser in (self.muon, self.adamw):
             optimiser.step()
@@ -162,19 +173,33 @@ class Reporter:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where the weights go.")
 @click.option("--snapshot", type=float, multiple=True, help="Also write the weights at this many tokens (repeatable).")
 @click.option("--experts", type=int, default=0, show_default=True, help="Experts a layer, 2 chosen; 0 is dense.")
-def main(tokens: float, seed: int, out: Path, snapshot: tuple[float, ...], experts: int) -> None:
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Train this dense policy on; with --experts, as a mixture whose experts begin as its feed-forward.",
+)
+def main(tokens: float, seed: int, out: Path, snapshot: tuple[float, ...], experts: int, source: Path | None) -> None:
     torch.set_num_threads(1)
-    config = ModelConfig(vocab_size=shipped_template().tokenizer.vocab_size, num_experts=experts)
-    run = WarmStart(config, int(tokens), seed)
+    run = WarmStart(_first(source, experts, seed), int(tokens), seed, continued=source is not None)
     out.mkdir(parents=True, exist_ok=True)
     if (out / STATE_FILE).exists():
         run.restore(torch.load(out / STATE_FILE, weights_only=True))
         click.echo(f"going on from {run.tokens / 1e6:.2f}M tokens")
     click.echo(f"{sum(p.numel() for p in run.policy.parameters())} parameters")
-    stream = training_stream(seed, lambda: run.tokens / run.total_tokens, start=run.pools * POOL)
+    progress = (lambda: 1.0) if run.continued else lambda: run.tokens / run.total_tokens
+    stream = training_stream(seed, progress, start=run.pools * POOL)
     _train(run, stream, out, sorted(int(s) for s in snapshot if s > run.tokens))
     run.policy.save_hf(out)
+    shutil.copyfile(TOKENIZER_PATH, out / TOKENIZER_PATH.name)
     click.echo(f"done: {run.tokens} tokens, {run.step} steps; weights in {out}")
+
+
+def _first(source: Path | None, experts: int, seed: int) -> Policy:
+    if source is None:
+        return Policy(ModelConfig(vocab_size=shipped_template().tokenizer.vocab_size, num_experts=experts), seed)
+    policy = Policy.load_hf(source)
+    return upcycled(policy, experts, seed) if experts else policy
 
 
 def _train(run: WarmStart, stream: Iterator[Example], out: Path, snapshots: list[int]) -> None:
