@@ -68,9 +68,9 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     run: Callable[[Context, Any], Awaitable[Answer]]
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the arguments, self-contained."""
+        """The JSON schema of the arguments, self-contained; like the tool, it takes no others."""
         (schema,), components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
-        root = dict(components.pop(self.arguments.__name__))
+        root = {**components.pop(self.arguments.__name__), "additionalProperties": False}
         if components:
             root["$defs"] = components
         assert schema

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 @click.command
 @command_options
 @click.option("--keep", is_flag=True, help="Leave the services and actors running at the end.")
-@click.option(
-    "--bench", is_flag=True, help="Three seeds, larger sets, greedy as well; prints the mean gain."
-)
+@click.option("--bench", is_flag=True, help="Three seeds, larger sets, greedy as well; prints the mean gain.")
 def command(context: Context, keep: bool, bench: bool) -> None:
     """Start everything, evaluate, train on rollouts, evaluate again, rebuild every batch, stop everything.
 
@@ -44,8 +43,9 @@ def command(context: Context, keep: bool, bench: bool) -> None:
     outcome = run_once(context, config, keep=keep)
     context.result(as_json(outcome), as_text(outcome))
     if config.kafka.bootstrap is None:
-        first = "" if keep else "odradek up, then "
-        context.say(f"the log stays in {data_dir(config)}; to read it: {first}odradek report")
+        where = f" --data {shlex.quote(config.data.dir)}" if "data.dir" in context.loaded.origins else ""
+        first = "" if keep else f"odradek up{where}, then "
+        context.say(f"the log stays in {data_dir(config)}; to read it: {first}odradek report{where}")
     if outcome.rebuild is None or outcome.rebuild.identical != len(outcome.rebuild.batches):
         raise CaseFailed(f"batches rebuilt: {outcome.rebuild}")
 

@@ -30,9 +30,10 @@ FIRST_GROUP_S = 60.0
 LOOK_S = 1.0
 """Seconds between looks at the log."""
 
-EPILOG = """Exit codes: 0 at least the required share solved and all graded; 1 fewer solved; 2 wrong usage; 3 some tasks
-not graded (a fault of ours or of the machine, also when every graded one was solved); 130 interrupted. Started again
-with the same run name, version and tasks, an evaluation keeps what is graded and runs the rest."""
+EPILOG = """Exit codes: 0 all graded and solved, or the share of them that --require names (0 asks for verdicts only);
+1 fewer solved; 2 wrong usage; 3 some tasks not graded (a fault of ours or of the machine, also when every graded one
+was solved); 130 interrupted. Started again with the same run name, version and tasks, an evaluation keeps what is
+graded and runs the rest."""
 
 
 @click.command("eval", epilog=EPILOG)
@@ -44,7 +45,7 @@ with the same run name, version and tasks, an evaluation keeps what is graded an
 @click.option("--greedy", is_flag=True, help="Temperature 0 instead of 1.")
 @click.option("--run", "name", default="eval", show_default=True, help="Another name evaluates afresh.")
 @click.option(
-    "--require", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Share to be solved for 0."
+    "--require", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Share solved for exit code 0."
 )
 @click.option("--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to wait.")
 @command_options
@@ -62,9 +63,12 @@ def command(context: Context, version: int | None, name: str, require: float, ti
             return await _evaluate(context, event_log, version, name, timeout, asked, tell)
 
     used, results = run(context, "evaluating", work)
+    code = exit_code(list(results.values()), require)
     lines = [f"version {used}, run {name}", *(_line(one, result) for one, result in results.items())]
+    if code == EXIT_CASE_FAILED:
+        lines.append(f"fewer than the required {100 * require:g} % solved (--require): exit code {code}")
     context.result({"version": used, "run": name, "sets": results}, "\n".join(lines))
-    raise click.exceptions.Exit(exit_code(list(results.values()), require))
+    raise click.exceptions.Exit(code)
 
 
 def exit_code(results: list[SetResult], require: float) -> int:

@@ -125,7 +125,9 @@ def load(
         value = _checked(section, key, value, origin)
         values.setdefault(section, {})[key] = value
         origins[f"{section}.{key}"] = origin
-    return Loaded(msgspec.convert(values, Config, strict=False), origins)
+    config = msgspec.convert(values, Config, strict=False)
+    _check_together(config, origins)
+    return Loaded(config, origins)
 
 
 _Item = tuple[str, str, object, str]
@@ -199,7 +201,8 @@ def _checked(section: str, key: str, value: object, origin: str) -> object:
         msgspec.convert({section: {key: value}}, Config, strict=strict)
     except msgspec.ValidationError as error:
         shown = MASK if _is_secret(SECTIONS[section][key]) else repr(value)
-        reason = str(error).partition(" - at ")[0]
+        form = _extra(SECTIONS[section][key], "form")
+        reason = f"expected {form}" if form and "regex" in str(error) else str(error).partition(" - at ")[0]
         raise ConfigError(f"{origin}: {section}.{key} = {shown}: {reason[:1].lower()}{reason[1:]}") from error
     return value
 
@@ -248,5 +251,24 @@ def _may_be_none(field: Field) -> bool:
 
 
 def _is_secret(field: Field) -> bool:
+    return bool(_extra(field, "secret"))
+
+
+def _extra(field: Field, name: str) -> object:
+    """What the field's type says of itself beside what msgspec checks."""
     kinds = field.type.types if isinstance(field.type, UnionType) else (field.type,)
-    return any(isinstance(kind, AnnotatedType) and bool((kind.extra or {}).get("secret")) for kind in kinds)
+    said = ((kind.extra or {}).get(name) for kind in kinds if isinstance(kind, AnnotatedType))
+    return next((value for value in said if value), None)
+
+
+def _check_together(config: Config, origins: Mapping[str, str]) -> None:
+    """What one value alone can't break. Raises `ConfigError`."""
+    if config.lane.attempts > config.session.max_in_flight:
+        said = [
+            f"{name} = {value} ({origins.get(name, 'default')})"
+            for name, value in (
+                ("lane.attempts", config.lane.attempts),
+                ("session.max_in_flight", config.session.max_in_flight),
+            )
+        ]
+        raise ConfigError(f"{said[0]} is more than {said[1]}: a group opens whole, so none ever would; change one")

@@ -24,6 +24,18 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Prefix = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$")]
 """What Kafka takes in front of a topic's name; may be empty."""
 
+_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
+_HOST_PORT = rf"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?):{_PORT}"
+_URL = r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:" + _PORT + r")?(/\S*)?"
+Address = Annotated[str, msgspec.Meta(pattern=f"^{_HOST_PORT}$", extra={"form": "host:port"})]
+Addresses = Annotated[
+    str, msgspec.Meta(pattern=f"^{_HOST_PORT}(,{_HOST_PORT})*$", extra={"form": "host:port, several comma separated"})
+]
+StoreUrl = Annotated[str, msgspec.Meta(pattern=f"^(aws|{_URL})$", extra={"form": "http(s)://host[:port], or aws"})]
+Url = Annotated[str, msgspec.Meta(pattern=f"^{_URL}$", extra={"form": "http(s)://host[:port][/path]"})]
+"""Addresses are checked by form when they are read: clients meet a wrong one late, and say so in words of their own.
+`form` is what the refusal says was expected."""
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections."""
@@ -39,7 +51,7 @@ class Data(Section, frozen=True, kw_only=True):
 class Kafka(Section, frozen=True, kw_only=True):
     """The log."""
 
-    bootstrap: str | None = None
+    bootstrap: Addresses | None = None
     """host:port of the brokers, comma separated; none starts an embedded broker."""
     prefix: Prefix = ""
     """Deployment prefix of topics, groups and transactional ids; empty for none."""
@@ -64,7 +76,7 @@ class Kafka(Section, frozen=True, kw_only=True):
 class S3(Section, frozen=True, kw_only=True):
     """The object store."""
 
-    endpoint: str | None = None
+    endpoint: StoreUrl | None = None
     """URL of the service, or `aws` for the provider's own; none starts an embedded store."""
     bucket: str = "odradek"
     """Bucket of blobs and checkpoints. It must exist unless the store is embedded."""
@@ -77,7 +89,7 @@ class S3(Section, frozen=True, kw_only=True):
 class Ray(Section, frozen=True, kw_only=True):
     """Where actors run."""
 
-    address: str | None = None
+    address: Address | None = None
     """host:port of a cluster's head; none starts an embedded one."""
     logical_cpus: Count = 16
     """Places for actors on the embedded node; a number to count against, not cores."""
@@ -86,7 +98,7 @@ class Ray(Section, frozen=True, kw_only=True):
 class Telemetry(Section, frozen=True, kw_only=True):
     """What is told to whom about a run."""
 
-    otlp_endpoint: str | None = None
+    otlp_endpoint: Url | None = None
     """Base URL of an OTLP/HTTP collector; none exports no traces."""
     prometheus_port: Port | None = None
     """Loopback port of the metrics page; none takes a free one."""
@@ -102,7 +114,8 @@ class Lane(Section, frozen=True, kw_only=True):
     groups_per_batch: Count = 8
     """Kept groups that close a batch."""
     attempts: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 8
-    """Sessions of one group. Fewer than about 4 leave few groups with any spread."""
+    """Sessions of one group, which run at the same time: at most session.max_in_flight. Fewer than about 4 leave few
+    groups with any spread."""
     max_staleness: NonNegative = 2
     """Versions that a token may lie behind the version that trains it; older tokens are masked."""
     advantage: Literal["dr_grpo", "grpo", "rloo"] = "dr_grpo"

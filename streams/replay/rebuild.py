@@ -124,5 +124,5 @@ async def rebuild_all(event_log: EventLog, lane: str, progress: Say = lambda _te
         report.batches.append(await verify_batch(event_log, batch, after))
         after = batch.input_offset
         if len(report.batches) % 20 == 0:
-            progress(f"  {report}")
+            progress(f"  {len(report.batches)} batches compared so far, {report.identical} of them byte-identical")
     return report

@@ -113,6 +113,47 @@ def test_a_value_that_does_not_fit_is_refused(flag: str, expected: str) -> None:
     assert expected in _refusal(flags=[flag])
 
 
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("s3.endpoint=foo", "http(s)://host[:port], or aws"),
+        ("s3.endpoint=http://", "http(s)://host[:port], or aws"),
+        ("s3.endpoint=http://host:99999", "http(s)://host[:port], or aws"),
+        ("kafka.bootstrap=foo", "host:port, several comma separated"),
+        ("kafka.bootstrap=a:9092,b", "host:port, several comma separated"),
+        ("kafka.bootstrap=http://a:9092", "host:port, several comma separated"),
+        ("ray.address=foo", "host:port"),
+        ("ray.address=ray://a:10001", "host:port"),
+        ("ray.address=a:0", "host:port"),
+        ("telemetry.otlp_endpoint=localhost:4318", "http(s)://host[:port][/path]"),
+    ],
+)
+def test_an_address_of_another_form_is_refused_by_the_name_of_its_setting(flag: str, expected: str) -> None:
+    """A client library would say "Invalid endpoint" in the middle of a start."""
+    key, _, value = flag.partition("=")
+    assert _refusal(flags=[flag]) == f"--set {key}: {key} = {value!r}: expected {expected}"
+
+
+def test_addresses_as_people_write_them_are_taken() -> None:
+    flags = {
+        "kafka.bootstrap": "broker-1.example:9092,10.0.0.2:9092,[::1]:9092",
+        "s3.endpoint": "https://s3.eu-west-1.example/base",
+        "ray.address": "ray-head:6379",
+        "telemetry.otlp_endpoint": "http://[::1]:4318",
+    }
+    config = load(environment={}, flags=[f"{key}={value}" for key, value in flags.items()]).config
+    assert {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in flags} == flags
+    assert load(environment={}, flags=["s3.endpoint=aws"]).config.s3.endpoint == "aws"
+
+
+def test_a_group_that_could_never_open_whole_is_refused(tmp_path: Path) -> None:
+    """Its task would wait for ever, and every task behind it."""
+    message = _refusal(file=_file(tmp_path, "[session]\nmax_in_flight = 16\n"), flags=["lane.attempts=17"])
+    assert message.startswith("lane.attempts = 17 (--set lane.attempts) is more than session.max_in_flight = 16 (")
+    assert "\n" not in message
+    assert load(environment={}, flags=["lane.attempts=16", "session.max_in_flight=16"]).config.lane.attempts == 16
+
+
 def test_a_file_is_not_read_loosely(tmp_path: Path) -> None:
     """TOML has types: a number in quotes is a mistake there, while the environment has only text."""
     assert "expected `float`, got `str`" in _refusal(file=_file(tmp_path, '[demo]\nminutes = "3"\n'))

@@ -40,9 +40,19 @@ def test_the_ten_tools_declare_schema_and_effect() -> None:
         assert schema["type"] == "object"
 
 
-def test_a_schema_accepts_what_the_tool_accepts() -> None:
-    jsonschema.validate({"path": "a.py", "offset": 3}, TOOLS["read_file"].schema())
-    jsonschema.validate({"items": [{"content": "x", "id": ""}]}, TOOLS["todo_write"].schema())
+@pytest.mark.parametrize(
+    ("tool", "arguments", "accepted"),
+    [
+        ("read_file", {"path": "a.py", "offset": 3}, True),
+        ("read_file", {"path": "a.py", "offset": 0}, False),
+        ("read_file", {"offset": 3}, False),
+        ("read_file", {"path": "a.py", "ofset": 3}, False),
+        ("todo_write", {"items": [{"content": "x", "id": ""}]}, True),
+        ("todo_write", {"items": "x"}, False),
+    ],
+)
+def test_a_schema_accepts_what_the_tool_accepts(tool: str, arguments: dict[str, object], accepted: bool) -> None:
+    assert jsonschema.Draft202012Validator(TOOLS[tool].schema()).is_valid(arguments) is accepted
 
 
 @pytest.mark.parametrize(
