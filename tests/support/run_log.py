@@ -168,9 +168,10 @@ class Run:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, batch_id: str = "") -> None:
         self.log.append("weights.v1", "demo", VersionPublished(
             policy="demo", version=version, manifest_key=f"0/demo/main-0/{version}", manifest_sha256="0" * 64,
+            lane=LANE.lane, batch_id=batch_id,
         ))  # fmt: skip
         self.log.append("weights.current.v1", "demo", CurrentWeights(
             policy="demo", version=version, manifest_key=f"0/demo/main-0/{version}", manifest_sha256="0" * 64,
@@ -279,7 +280,7 @@ class Run:
             metrics={"entropy": 0.9 - 0.05 * self.version, "gradient_norm": 0.4, "trained_tokens": 900.0},
         )  # fmt: skip
         self.log.append("batches.v1", LANE.lane, step)
-        self.publish(self.version + 1)
+        self.publish(self.version + 1, batch.batch_id)
 
     def evaluate(self, skill: float, count: int) -> None:
         for task_set in ("new_combinations", "unseen_identifiers", "unseen_templates"):
