@@ -29,6 +29,7 @@ COMMANDS = {
     "session": "List sessions, or read one.",
     "train": "Run the loop without the demo's evaluation.",
     "weights": "List, explain, save, pin or roll back weight versions.",
+    "batch": "List or explain batches; find the batches and versions that saw a session or task.",
     "eval": "Evaluate a version on a task set.",
     "replay": "Rebuild, verify or export batches from the log.",
     "report": "Write one HTML page about a run, from the log alone.",

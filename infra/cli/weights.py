@@ -200,23 +200,19 @@ def _line(row: Version) -> str:
 
 
 def _explained(found: Lineage, sessions: bool) -> str:
+    from odradek.infra.cli.batch import group_lines
+
     if not found.batch_id:
-        return f"version {found.version} of {found.policy}: no batch made it (manifest {found.manifest_key})"
+        made = f"branched off {found.parent_key}" if found.parent_key else "no batch made it"
+        return f"version {found.version} of {found.policy}: {made} (manifest {found.manifest_key})"
     members = sum(len(group.members) for group in found.groups)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(found.metrics.items()))
     lines = [
         f"version {found.version} of {found.policy} = version {found.parent} trained on batch {found.batch_ordinal} "
         f"({found.batch_id}), manifest {found.manifest_key}",
+        *([f"  restored from {found.parent_key}"] if found.parent_key else []),
         f"  step: {metrics or 'not committed'}",
         f"  {members} sessions of {len(found.groups)} groups; left out at the step: {len(found.left_out)}; "
         f"subjects: {', '.join(found.subjects) or 'none'}",
     ]
-    for group in found.groups:
-        totals = ", ".join(f"{member.total:.3g}" for member in group.members)
-        lines.append(f"  {group.task_id or '(unknown task)'} ({group.task}): rewards {totals}")
-        for member in group.members if sessions else ():
-            place = f"sessions.v1/{member.partition}@{member.first_offset}-{member.last_offset}"
-            versions = f"versions {member.oldest_version}-{member.newest_version}"
-            judged = f"reward {member.total:.3g}  advantage {member.advantage:+.3g}"
-            lines.append(f"      {member.session_id}  {place}  {judged}  {versions}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line for group in found.groups for line in group_lines(group, members=sessions))])

@@ -84,4 +84,25 @@ class StepCompleted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     subjects_offset: int = 0
 
 
-BatchEvent = BatchAssembled | StepCompleted
+class IncarnationBegun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="incarnation.begun.v1"):
+    """`odradek restore`: log and object store are of different moments, so training begins anew at the newest version
+    complete in both. In one transaction with weights.v1's version.published."""
+
+    lane: str
+    policy: str
+    incarnation: str
+    """First part of the keys of its manifests; never used before, so that no earlier history's is ever adopted."""
+    version: int
+    batch_offset: int
+    """The trainer resumes after it; -1 is before the first batch."""
+    manifest_key: str
+    """Of `version`, copied whole into this incarnation."""
+    manifest_sha256: str
+    restored_from: str = ""
+    """Its manifest in the incarnation before; empty for the warm start."""
+    given_up: list[int] = []
+    """Versions that the log has and the store has not: trained again from their batches."""
+    reason: str = ""
+
+
+BatchEvent = BatchAssembled | StepCompleted | IncarnationBegun

@@ -14,6 +14,15 @@ SealReason = Literal["complete", "deadline"]
 DiscardReason = Literal["infrastructure", "cancelled", "deadline", "undecodable", "refused", "policy_version"]
 
 
+class ParentVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """The version of another policy that a branch starts from."""
+
+    policy: str
+    version: int
+    manifest_key: str
+    manifest_sha256: str
+
+
 class LaneConfigured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="lane.configured.v1"):
     """How batches of this lane are made and trained, from this offset on."""
 
@@ -33,6 +42,11 @@ class LaneConfigured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     training: dict[str, Any] = {}
     """The trainer's settings (objective, optimiser, minibatches) as JSON values, by configuration name."""
     assembler_version: int = 1
+    parent: ParentVersion | None = None
+    """Where this lane's policy branched off: its versions and batches are numbered on from there, so that the
+    staleness of tokens sampled before the branch stays right. None begins at version 0, the warm start."""
+    tasks_low: list[int] = []
+    """By partition of tasks.v1: tasks before this offset are not this lane's."""
 
 
 class GroupOpened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="group.opened.v1"):
@@ -89,6 +103,8 @@ class GroupSealed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     members: list[SealedMember]
     mixed: bool = True
     """Whether the lane's declared reward component differs between members: what admission expects assembly to keep."""
+    rescored: RecordRef | None = None
+    """The seal that this one repeats under a later grader's rewards, in a lane of its own."""
 
 
 class GroupDiscarded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="group.discarded.v1"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from odradek.streams.events.meta import RecordRef
+
 
 class RewardAssigned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reward.assigned.v1"):
     session_id: str
@@ -55,6 +57,13 @@ class RewardRevised(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     components: dict[str, float]
     total: float
     reason: str
+    revises: RecordRef | None = None
+    """The verdict that stood, which stays what its batch was made of."""
+    partition: int = -1
+    first_offset: int = -1
+    last_offset: int = -1
+    """Of the session's records on sessions.v1, both inclusive."""
+    sampled_tokens: int = 0
 
 
 RewardEvent = RewardAssigned | RewardUngraded | RewardRevised

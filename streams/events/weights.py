@@ -15,6 +15,11 @@ class VersionPublished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     batch_id: str = ""
     parent: int | None = None
     numerics_id: str = ""
+    parent_key: str = ""
+    """Manifest that these weights come from where that is not version `parent` in the same place: another policy's (a
+    branch), or this very version's in the incarnation before (a restore)."""
+    restored: bool = False
+    """A new incarnation begins here: versions above this one that were published before are given up."""
 
 
 class VersionPinned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="version.pinned.v1"):

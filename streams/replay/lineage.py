@@ -1,18 +1,21 @@
-"""From a weight version back to what it was trained on: version, step, batch, members, tasks; from the log alone.
+"""From a weight version back to what it was trained on: version, step, batch, groups, sessions, tasks, single events.
 
-One step back; the parent's own lineage is asked for by its number. Also the fold of weights.v1 that people are shown.
+From the log alone. One step back; the parent's own lineage is asked for by its number. `sightings` walks the other way.
+Also the fold of weights.v1 that people are shown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from odradek.streams import topics
+from odradek.streams.assembly.reader import Extent, read_sessions
 from odradek.streams.errors import DecodeError, Terminal, UnknownEventType
-from odradek.streams.events.batches import BatchAssembled, BatchMember, StepCompleted
+from odradek.streams.events.batches import BatchAssembled, BatchMember, DroppedGroup, StepCompleted
 from odradek.streams.events.groups import GroupOpened
 from odradek.streams.events.weights import (
     CurrentWeights,
@@ -22,7 +25,8 @@ from odradek.streams.events.weights import (
     VersionRolledBack,
 )
 from odradek.streams.log import EventLog
-from odradek.streams.replay.select import bodies
+from odradek.streams.ownership import SessionRecord, accepted
+from odradek.streams.replay.select import bodies, readable
 
 
 @dataclass(slots=True)
@@ -46,6 +50,8 @@ class Versions:
             return
         match body:
             case VersionPublished():
+                if body.restored:
+                    self._give_up_above(body.version)
                 self.published[body.version], self.published_ms[body.version] = body, time_ms
                 if self.rolled_back_to is not None and body.version > self.rolled_back_to:
                     self.rolled_back_to = None
@@ -59,6 +65,11 @@ class Versions:
                 self.replicas[body.replica] = body
             case _:
                 pass
+
+    def _give_up_above(self, version: int) -> None:
+        """A new incarnation began at `version`: what an earlier one had above it is no version of this history."""
+        for given_up in [number for number in self.published if number > version]:
+            del self.published[given_up], self.published_ms[given_up]
 
 
 async def versions_of(event_log: EventLog, policy: str) -> Versions:
@@ -92,7 +103,9 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None
     manifest_key: str
     batch_id: str
-    """Empty for a version that no batch made (the warm start)."""
+    """Empty for a version that no batch made (the warm start, a branch's first)."""
+    parent_key: str = ""
+    """The parent's manifest, where it is not the version before in the same place (a branch, a restore)."""
     batch_ordinal: int = -1
     assembler_version: int = 0
     metrics: dict[str, float] = {}
@@ -102,6 +115,30 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[TrainedGroup] = []
     subjects: list[str] = []
     """Whose production sessions are among the members."""
+
+
+class BatchLineage(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch between what it was made of and what it made."""
+
+    batch_id: str
+    lane: str
+    policy: str
+    ordinal: int
+    at: str
+    """Coordinates of batch.assembled."""
+    assembler_version: int
+    config_offset: int
+    input_offset: int
+    subjects_offset: int
+    merkle_root: str
+    version: int | None
+    """The version that its step made; none while it is not trained."""
+    manifest_key: str
+    metrics: dict[str, float]
+    left_out: list[str]
+    groups: list[TrainedGroup]
+    dropped: list[DroppedGroup]
+    subjects: list[str]
 
 
 async def lineage(event_log: EventLog, policy: str, version: int) -> Lineage:
@@ -117,34 +154,71 @@ async def lineage(event_log: EventLog, policy: str, version: int) -> Lineage:
         parent=published.parent,
         manifest_key=published.manifest_key,
         batch_id=published.batch_id,
+        parent_key=published.parent_key,
     )
-    return bare if not published.batch_id else await _of_batch(event_log, bare)
+    if not published.batch_id:
+        return bare
+    found = await batch_lineage(event_log, published.batch_id)
+    return msgspec.structs.replace(
+        bare,
+        batch_ordinal=found.ordinal,
+        assembler_version=found.assembler_version,
+        metrics=found.metrics,
+        left_out=found.left_out,
+        groups=found.groups,
+        subjects=found.subjects,
+    )
 
 
-async def _of_batch(event_log: EventLog, bare: Lineage) -> Lineage:
-    batch: BatchAssembled | None = None
-    step: StepCompleted | None = None
-    async for body in bodies(event_log, topics.BATCHES.name):
-        if isinstance(body, BatchAssembled | StepCompleted) and body.batch_id == bare.batch_id:
-            batch, step = (body, step) if isinstance(body, BatchAssembled) else (batch, body)
-    if batch is None:
-        raise Terminal(f"version {bare.version} names batch {bare.batch_id}, which is not on {topics.BATCHES.name}")
-    tasks: dict[str, GroupOpened] = {}
+async def batch_lineage(event_log: EventLog, wanted: str) -> BatchLineage:
+    """The batch of this id, or the only one whose id begins so. Raises Terminal if there is none, or several."""
+    batches: dict[str, tuple[str, BatchAssembled]] = {}
+    steps: dict[str, StepCompleted] = {}
+    async for record in readable(event_log, topics.BATCHES.name):
+        body = record.event.body
+        if isinstance(body, BatchAssembled) and body.batch_id.startswith(wanted):
+            batches[body.batch_id] = (str(record.ref), body)
+        elif isinstance(body, StepCompleted):
+            steps[body.batch_id] = body
+    if wanted not in batches and len(batches) != 1:
+        what = f"{len(batches)} batches begin with" if batches else "no batch"
+        raise Terminal(f"{what} {wanted!r} on {topics.BATCHES.name}; `odradek batch list` shows what there is")
+    at, batch = batches[wanted] if wanted in batches else next(iter(batches.values()))
+    step = steps.get(batch.batch_id)
+    return BatchLineage(
+        batch_id=batch.batch_id,
+        lane=batch.lane,
+        policy=batch.policy,
+        ordinal=batch.ordinal,
+        at=at,
+        assembler_version=batch.assembler_version,
+        config_offset=batch.config_offset,
+        input_offset=batch.input_offset,
+        subjects_offset=batch.subjects_offset,
+        merkle_root=batch.merkle_root,
+        version=step.step if step is not None else None,
+        manifest_key=step.manifest_key if step is not None else "",
+        metrics=dict(step.metrics) if step is not None else {},
+        left_out=list(step.left_out) if step is not None else [],
+        groups=_groups(batch, await _opened(event_log)),
+        dropped=batch.dropped,
+        subjects=sorted({member.subject for member in batch.members if member.subject}),
+    )
+
+
+async def _opened(event_log: EventLog) -> dict[str, GroupOpened]:
+    found: dict[str, GroupOpened] = {}
     async for body in bodies(event_log, topics.GROUPS.name):
         if isinstance(body, GroupOpened):
-            tasks[body.group_id] = body
+            found[body.group_id] = body
+    return found
+
+
+def _groups(batch: BatchAssembled, tasks: dict[str, GroupOpened]) -> list[TrainedGroup]:
     by_group: dict[str, list[BatchMember]] = {}
     for member in batch.members:
         by_group.setdefault(member.group_id, []).append(member)
-    return msgspec.structs.replace(
-        bare,
-        batch_ordinal=batch.ordinal,
-        assembler_version=batch.assembler_version,
-        metrics=dict(step.metrics) if step is not None else {},
-        left_out=list(step.left_out) if step is not None else [],
-        groups=[_group(group, members, tasks.get(group)) for group, members in by_group.items()],
-        subjects=sorted({member.subject for member in batch.members if member.subject}),
-    )
+    return [_group(group, members, tasks.get(group)) for group, members in by_group.items()]
 
 
 def _group(group: str, members: list[BatchMember], opened: GroupOpened | None) -> TrainedGroup:
@@ -155,3 +229,25 @@ def _group(group: str, members: list[BatchMember], opened: GroupOpened | None) -
         labels=opened.labels if opened is not None else {},
         members=members,
     )
+
+
+class EventAt(msgspec.Struct, frozen=True):
+    """One event that a member's tokens come from."""
+
+    at: str
+    type: str
+    id: str
+
+
+async def events_of(event_log: EventLog, members: Collection[BatchMember]) -> dict[str, list[EventAt]]:
+    """By session the events that count, exactly those that the batch names. A session that can't be read is absent."""
+    extents = [Extent(m.session_id, m.partition, m.first_offset, m.last_offset) for m in members]
+    places = {extent.session_id: extent.partition for extent in extents}
+
+    def shown(session: str, record: SessionRecord) -> EventAt:
+        offset, identifier, _, body = record
+        at = f"{topics.SESSIONS.name}/{places[session]}@{offset}"
+        return EventAt(at, str(body.__struct_config__.tag), identifier)
+
+    found = await read_sessions(event_log, extents)
+    return {session: [shown(session, record) for record in accepted(records)] for session, records in found.items()}

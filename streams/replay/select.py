@@ -95,7 +95,7 @@ class _Around:
 
     groups: dict[str, GroupOpened] = field(default_factory=dict)
     rewards: dict[str, RewardAssigned] = field(default_factory=dict)
-    members: dict[str, tuple[BatchAssembled, BatchMember]] = field(default_factory=dict)
+    members: dict[str, list[tuple[BatchAssembled, BatchMember]]] = field(default_factory=dict)
     consents: Consents = field(default_factory=Consents)
 
 
@@ -169,7 +169,7 @@ def _type_of(record: Record) -> str:
 
 def _chosen(session_id: str, partition: int, one: _Seen, around: _Around) -> Selected:
     reward = around.rewards.get(session_id)
-    batch, member = around.members.get(session_id, (None, None))
+    batch, member = _batch(one.opened.lane, around.members.get(session_id, []))
     return Selected(
         session_id=session_id,
         partition=partition,
@@ -183,6 +183,13 @@ def _chosen(session_id: str, partition: int, one: _Seen, around: _Around) -> Sel
         batch=batch,
         member=member,
     )
+
+
+def _batch(
+    lane: str, held: list[tuple[BatchAssembled, BatchMember]]
+) -> tuple[BatchAssembled, BatchMember] | tuple[None, None]:
+    """The batch of the session's own lane, before one that a rescored lane made of it later."""
+    return min(held, key=lambda one: one[0].lane != lane, default=(None, None))
 
 
 def _reason(wanted: Filter, one: Selected, seen: _Seen, consents: Callable[[str], bool]) -> str | None:
@@ -236,19 +243,27 @@ async def _around(event_log: EventLog) -> _Around:
             around.rewards.setdefault(body.session_id, body)
     async for body in bodies(event_log, topics.BATCHES.name):
         if isinstance(body, BatchAssembled):
-            around.members.update({member.session_id: (body, member) for member in body.members})
+            for member in body.members:
+                around.members.setdefault(member.session_id, []).append((body, member))
     await around.consents.refresh(event_log)
     return around
 
 
-async def bodies(event_log: EventLog, topic: str) -> AsyncIterator[Any]:
-    """The bodies of a whole topic, partition by partition; what can't be decoded is passed over."""
+async def readable(event_log: EventLog, topic: str) -> AsyncIterator[Record]:
+    """The records of a whole topic, partition by partition; what can't be decoded is passed over."""
     for number, end in (await event_log.stable_ends(topic)).items():
         async for record in event_log.read(topic, number, await event_log.beginning(topic, number), end):
             try:
-                yield record.event.body
+                _ = record.event
             except (DecodeError, UnknownEventType):
                 continue
+            yield record
+
+
+async def bodies(event_log: EventLog, topic: str) -> AsyncIterator[Any]:
+    """The bodies of `readable`."""
+    async for record in readable(event_log, topic):
+        yield record.event.body
 
 
 def describe(wanted: Filter) -> Mapping[str, Any]:
