@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from odradek.actors.policy.config import ModelConfig
 from odradek.actors.policy.kv import PagedKV, flat_slots
+from odradek.actors.policy.prefixes import shared_rows
 from odradek.kernels.attention.api import attend_causal, attend_paged, plan_paged
 from odradek.kernels.moe.api import expert_layer
 from odradek.kernels.norm.api import rms_norm
@@ -139,13 +140,23 @@ class Policy(nn.Module):
     ) -> Tensor:
         """Hidden states `[T, H]` of packed sequences; differentiable.
 
-        `seq_starts` `[S+1]` int32 begins with 0 and ends with T; token i attends to its own sequence up to i.
+        `seq_starts` `[S+1]` int32 begins with 0 and ends with T; token i attends to its own sequence up to i. A prefix
+        that sequences share is computed once (`prefixes`), except under router replay: samplers of different versions
+        may have routed it differently. `routing` names experts of tokens, `[T, top_k]`.
         """
+        rows = shared_rows(tokens, positions, seq_starts)
+        if not rows.any or (routing is not None and routing.replay):
+            return self.trunk(tokens, positions, lambda _, q, k, v: attend_causal(q, k, v, seq_starts), routing=routing)
 
         def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attend_causal(q, k, v, seq_starts)
+            q, k, v = (x.index_select(0, rows.of_token) for x in (q, k, v))
+            return attend_causal(q, k, v, seq_starts).index_select(0, rows.first)
 
-        return self.trunk(tokens, positions, attend, routing=routing)
+        of_rows = Routing()
+        hidden = self.trunk(tokens[rows.first], positions[rows.first], attend, routing=of_rows)
+        if routing is not None:
+            routing.chosen.extend(ids[rows.of_token] for ids in of_rows.chosen)
+        return hidden.index_select(0, rows.of_token)
 
     @torch.inference_mode()
     def forward_paged(
