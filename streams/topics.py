@@ -8,7 +8,7 @@ on the two open topics to anybody and on every other topic to its row's writers 
 `controller`, `assembler.LANE` and `trainer.LANE` to their roles. What readers hold by themselves, on every topic:
 undecodable bytes, types that do not belong there and zombies (fenced producers, older epochs) change nothing; and on
 the open topics no content stops anybody. What they cannot tell from the real thing, and the ACL must prevent:
-- groups.v1: a second `group.sealed` of a group is batched again; a seal may name any records;
+- groups.v1: the first seal of a group that names its members counts, whoever wrote it (`sealing.py` refuses the rest);
 - batches.v1: a forged batch is the assembler's position and, where its leaves match the log, the trainer's next step
   (where they do not, the trainer stops and `replay rebuild --verify` names the leaf);
 - rewards.v1: the first verdict of a member wins, whoever wrote it;

@@ -49,8 +49,10 @@ class AssemblerActor:
                 await asyncio.sleep(REOPEN_PAUSE_S)
 
     async def state(self) -> dict[str, Any]:
-        """Position on groups.v1, and why it stopped (empty: it did not)."""
+        """Position on groups.v1, records there that count for nothing, and why it stopped (empty: it did not)."""
+        assembler = self._assembler
         return {
-            "position": self._assembler.position if self._assembler is not None else -1,
+            "position": assembler.position if assembler is not None else -1,
+            "ignored": assembler.ignored if assembler is not None else 0,
             "fault": self._fault,
         }

@@ -37,6 +37,7 @@ from odradek.streams.events.weights import (
     VersionRolledBack,
     WeightsEvent,
 )
+from odradek.streams.sealing import GroupRule
 
 RL_LANE = "main-0"
 """Lane of RL groups: its partition of groups.v1 drives the assembler."""
@@ -88,6 +89,7 @@ class Controller:
         self.opened_count = 0
         self.assembled = 0
         self.trained = 0
+        self._rule = GroupRule()
         self._task_position: dict[int, int] = {}
         self._waiting_offsets: dict[int, set[int]] = {}
         self._groups_of_tasks: set[RecordRef] = set()
@@ -101,7 +103,10 @@ class Controller:
     # -- its own past ------------------------------------------------------------------------------------------
 
     def apply_group(self, offset: int, event: GroupEvent) -> None:
-        """Fold one of its own decisions: just written, or read back at start-up."""
+        """Fold one of its own decisions: just written, or read back at start-up. What does not count for the assembler
+        does not count here."""
+        if not self._rule.accepts(event):
+            return
         match event:
             case LaneConfigured():
                 pass

@@ -16,7 +16,7 @@ from odradek.streams.assembly.v1.batch import MicroArrays
 from odradek.streams.assembly.versions import assembler
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
 from odradek.streams.log import EventLog
-from odradek.streams.replay.rebuild import RebuildReport, batches_of, lane_config, sequences_of, verify_batch
+from odradek.streams.replay.rebuild import LaneSeals, RebuildReport, batches_of, lane_config, sequences_of, verify_batch
 from odradek.streams.replay.select import bodies
 
 Say = Callable[[str], None]
@@ -45,9 +45,9 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
 
 async def verified_batches(event_log: EventLog, lane: str, batch_id: str | None, say: Say) -> RebuildReport:
     """Every batch of the lane, or the one asked for, against what was recorded."""
-    report = RebuildReport()
+    report, seals = RebuildReport(), LaneSeals(event_log, lane)
     async for batch, after in _wanted(event_log, lane, batch_id):
-        report.batches.append(await verify_batch(event_log, batch, after))
+        report.batches.append(await verify_batch(event_log, batch, after, seals))
         say(f"{len(report.batches)} batches compared so far, {report.identical} of them byte-identical")
     return report
 

@@ -188,6 +188,9 @@ class RunFold:
                 pass
 
     def _group(self, ref: RecordRef, body: GroupOpened | GroupSealed | GroupDiscarded, time_ms: int) -> None:
+        known = body.group_id in self.groups
+        if known and (isinstance(body, GroupOpened) or body.group_id not in self.open_groups):
+            return  # opened once, ended once: what comes again counts for nobody (`streams/sealing.py`)
         match body:
             case GroupOpened():
                 self.groups[body.group_id] = body

@@ -4,6 +4,8 @@ Consumes one partition of groups.v1 (its only driving input) and exactly the rec
 batch.assembled on batches.v1. Guarantees:
 - a batch and the input offset it consumed commit in one transaction: after a kill, the next holder resumes from the
   last committed batch's `input_offset`; no group is batched twice and none is skipped;
+- a group is batched at most once, whatever lies on groups.v1: only the seals that `sealing.GroupRule` takes count,
+  and its state is folded again from the lane's partition at every start;
 - a batch closes after `groups_per_batch` kept groups and never splits one;
 - a fenced predecessor cannot write.
 Waits: for groups (no deadline: nothing is owed), for the log (its deadlines). Unblocked by the controller's seals.
@@ -24,6 +26,7 @@ from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
 from odradek.streams.privacy.consent import Consents
+from odradek.streams.sealing import GroupRule
 from odradek.streams.transactions import Stage
 
 log = logging.getLogger(__name__)
@@ -39,10 +42,16 @@ class Assembler:
         self._partition = topics.GROUPS.partition_of(lane)
         self._output = (topics.BATCHES.name, topics.BATCHES.partition_of(lane))
         self._config: tuple[int, LaneConfigured] | None = None
+        self._rule = GroupRule()
         self._pending: list[GroupRecords] = []
         self._ordinal = 0
         self.position = 0
         """Next offset of groups.v1 to read."""
+
+    @property
+    def ignored(self) -> int:
+        """Records of groups.v1 that count for nothing: repeated, out of place or of other members than opened."""
+        return self._rule.ignored
 
     async def run(self) -> None:
         """Resume, then follow the lane for ever."""
@@ -60,7 +69,7 @@ class Assembler:
             self._ordinal, self.position = batch.ordinal + 1, batch.input_offset + 1
         else:
             self.position = await self._log.beginning(topics.GROUPS.name, self._partition)
-        await self._find_config()
+        await self._fold_the_past()
 
     def _is_batch(self, record: Record) -> bool:
         try:
@@ -69,32 +78,35 @@ class Assembler:
             return False
         return isinstance(body, BatchAssembled) and body.lane == self._lane
 
-    async def _find_config(self) -> None:
-        """The lane.configured in force where reading resumes."""
+    async def _fold_the_past(self) -> None:
+        """The lane.configured in force where reading resumes, and the groups that have had their end before it."""
         start = await self._log.beginning(topics.GROUPS.name, self._partition)
         async for record in self._log.read(topics.GROUPS.name, self._partition, start, self.position):
-            self._note_config(record)
+            self._seal(record)
 
-    def _note_config(self, record: Record) -> None:
-        try:
-            body = record.event.body
-        except UndecodableRecord:
-            return
-        if isinstance(body, LaneConfigured) and body.lane == self._lane:
-            self._config = (record.ref.offset, body)
-
-    async def _on_record(self, stage: Stage, record: Record) -> None:
-        self._note_config(record)
+    def _seal(self, record: Record) -> GroupSealed | None:
+        """Folds one record; the seal in it, if it is one of this lane's that counts."""
         try:
             body = record.event.body
         except UndecodableRecord as error:
             log.warning("groups.v1: record set aside: %s", error)
-            return
-        if not isinstance(body, GroupSealed) or body.lane != self._lane:
+            return None
+        if body.lane != self._lane:
+            return None
+        if isinstance(body, LaneConfigured):
+            self._config = (record.ref.offset, body)
+        if not self._rule.accepts(body):
+            log.warning("%s at %s counts for nothing: group %s", type(body).__name__, record.ref, body.group_id)
+            return None
+        return body if isinstance(body, GroupSealed) else None
+
+    async def _on_record(self, stage: Stage, record: Record) -> None:
+        sealed = self._seal(record)
+        if sealed is None:
             return
         if self._config is None:
             raise NoPosition(f"lane {self._lane}: group sealed at {record.ref} before any lane.configured")
-        self._pending.append(await read_group(self._log, record.ref.offset, body))
+        self._pending.append(await read_group(self._log, record.ref.offset, sealed))
         await reach("assembler.group_read")
         await self._consents.refresh(self._log)
         chosen = choose(self._pending, self._config[1], self._consents)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from odradek.streams.assembly.v1.select import GroupRecords
@@ -20,10 +20,12 @@ from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardAssigned
 from odradek.streams.log import EventLog
 from odradek.streams.ownership import SessionRecord
+from odradek.streams.topics import declared
 
 log = logging.getLogger(__name__)
 
 SESSIONS = "sessions.v1"
+REWARDS = "rewards.v1"
 MERGE_GAP = 500
 """Records between two ranges that are read through rather than skipped: a seek costs about as much. Too low: many
 seeks; too high: reads records that nobody wants."""
@@ -70,8 +72,7 @@ async def read_sessions(event_log: EventLog, extents: Iterable[Extent]) -> dict[
                 continue
             found[extent.session_id].append((record.ref.offset, event.id, event.meta, event.body))
 
-    ranges = unions(wanted.values())
-    await asyncio.gather(*(scan(p, first, last) for p, parts in ranges.items() for first, last in parts))
+    await _scanned(event_log, SESSIONS, wanted.values(), scan)
     return {session: records for session, records in found.items() if session not in bad}
 
 
@@ -93,7 +94,7 @@ async def read_rewards(event_log: EventLog, refs: Mapping[str, RecordRef]) -> di
     extents = [Extent(session, ref.partition, ref.offset, ref.offset) for session, ref in refs.items()]
 
     async def scan(partition: int, first: int, last: int) -> None:
-        async for record in event_log.read("rewards.v1", partition, first, last + 1):
+        async for record in event_log.read(REWARDS, partition, first, last + 1):
             session = by_place.get((partition, record.ref.offset))
             if session is None:
                 continue
@@ -105,9 +106,20 @@ async def read_rewards(event_log: EventLog, refs: Mapping[str, RecordRef]) -> di
             if isinstance(body, RewardAssigned) and body.session_id == session:
                 rewards[session] = body
 
-    ranges = unions(extents)
-    await asyncio.gather(*(scan(p, first, last) for p, parts in ranges.items() for first, last in parts))
+    await _scanned(event_log, REWARDS, extents, scan)
     return rewards
+
+
+async def _scanned(
+    event_log: EventLog, topic: str, extents: Iterable[Extent], scan: Callable[[int, int, int], Awaitable[None]]
+) -> None:
+    """Scans the ranges of the extents. What is said to lie past the topic's end, or before its beginning, is not
+    there: waiting for it would stop the lane for a record that nobody owes."""
+    ranges = unions(extents)
+    numbers = [number for number in ranges if number in range(declared(topic).partitions)]
+    ends = await event_log.stable_ends(topic, numbers) if numbers else {}
+    parts = [(p, max(first, 0), min(last, ends[p] - 1)) for p in numbers for first, last in ranges[p]]
+    await asyncio.gather(*(scan(p, first, last) for p, first, last in parts if first <= last))
 
 
 async def read_group(event_log: EventLog, offset: int, sealed: GroupSealed) -> GroupRecords:
@@ -116,10 +128,26 @@ async def read_group(event_log: EventLog, offset: int, sealed: GroupSealed) -> G
 
 
 async def read_groups(event_log: EventLog, seals: Iterable[tuple[int, GroupSealed]]) -> list[GroupRecords]:
-    """Everything that the seals, by offset on groups.v1, refer to; read in one go, because groups overlap."""
+    """Everything that the seals, by offset on groups.v1, refer to; read in one go, because groups overlap. Seals that
+    name the same session are read apart: each is what it is alone, however many are asked for together."""
     seals = list(seals)
+    named = [member.session_id for _, seal in seals for member in seal.members]
+    if len(set(named)) == len(named):
+        return await _read_groups(event_log, seals)
+    return [group for seal in seals for group in await _read_groups(event_log, [seal])]
+
+
+async def _read_groups(event_log: EventLog, seals: list[tuple[int, GroupSealed]]) -> list[GroupRecords]:
     members = [m for _, seal in seals for m in seal.members if m.status == "rewarded" and m.reward is not None]
     extents = [Extent(m.session_id, m.partition, m.first_offset, m.last_offset) for m in members]
     refs = {m.session_id: m.reward for m in members if m.reward is not None}
     rewards, sequences = await read_rewards(event_log, refs), await read_sequences(event_log, extents)
-    return [GroupRecords(offset=offset, sealed=seal, rewards=rewards, sequences=sequences) for offset, seal in seals]
+    return [
+        GroupRecords(
+            offset=offset,
+            sealed=seal,
+            rewards={session: one for session, one in rewards.items() if one.group_id == seal.group_id},
+            sequences=sequences,
+        )
+        for offset, seal in seals
+    ]

@@ -22,6 +22,7 @@ from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
 from odradek.streams.privacy.consent import Consents
+from odradek.streams.sealing import GroupRule
 
 Say = Callable[[str], None]
 
@@ -86,42 +87,61 @@ async def sequences_of(event_log: EventLog, batch: BatchAssembled) -> dict[str, 
     return await read_sequences(event_log, extents)
 
 
-async def seals_of(event_log: EventLog, batch: BatchAssembled, after: int) -> list[tuple[int, GroupSealed]]:
-    """The lane's seals at groups.v1 offsets (after, batch.input_offset]: what the batch was made of."""
-    number = topics.GROUPS.partition_of(batch.lane)
-    seals = []
-    async for record in event_log.read(topics.GROUPS.name, number, after + 1, batch.input_offset + 1):
-        try:
-            body = record.event.body
-        except UndecodableRecord:
-            continue
-        if isinstance(body, GroupSealed) and body.lane == batch.lane:
-            seals.append((record.ref.offset, body))
-    return seals
+class LaneSeals:
+    """A lane's seals that count (`sealing.GroupRule`), read forwards; asked for an earlier offset it begins again."""
+
+    def __init__(self, event_log: EventLog, lane: str) -> None:
+        self._log = event_log
+        self._lane = lane
+        self._partition = topics.GROUPS.partition_of(lane)
+        self._position: int | None = None
+        self._rule = GroupRule()
+
+    async def between(self, after: int, through: int) -> list[tuple[int, GroupSealed]]:
+        """Those at groups.v1 offsets (after, through]: what a batch was made of."""
+        if self._position is None or self._position > after + 1:
+            self._position, self._rule = await self._log.beginning(topics.GROUPS.name, self._partition), GroupRule()
+        seals = []
+        async for record in self._log.read(topics.GROUPS.name, self._partition, self._position, through + 1):
+            self._position = record.ref.offset + 1
+            try:
+                body = record.event.body
+            except UndecodableRecord:
+                continue
+            if body.lane != self._lane or not self._rule.accepts(body) or record.ref.offset <= after:
+                continue
+            if isinstance(body, GroupSealed):
+                seals.append((record.ref.offset, body))
+        return seals
 
 
-async def verify_batch(event_log: EventLog, batch: BatchAssembled, after: int) -> BatchVerdict:
+async def verify_batch(
+    event_log: EventLog, batch: BatchAssembled, after: int, seals: LaneSeals | None = None
+) -> BatchVerdict:
     """Rebuild one batch with the assembler version it records; `after` is the batch before's input offset (-1 for the
     first). Selection, advantages, masks, packing and hashes are made again from the seals, under the consents and
-    the configuration that the batch recorded; each leaf is made again from the records that the batch names."""
+    the configuration that the batch recorded; each leaf is made again from the records that the batch names. Give the
+    same `seals` for one batch after another, so that the lane is read once."""
     config = await lane_config(event_log, batch)
     consents = Consents()
     await consents.refresh(event_log, batch.subjects_offset)
-    groups = await read_groups(event_log, await seals_of(event_log, batch, after))
+    seals = seals or LaneSeals(event_log, batch.lane)
+    groups = await read_groups(event_log, await seals.between(after, batch.input_offset))
     code = assembler(batch.assembler_version)
     again: BatchAssembled = code.reassemble(batch, groups, config, consents)
     same = msgspec.msgpack.encode(again) == msgspec.msgpack.encode(batch)
     # The same members at the same offsets: the sequences just read are those that the batch names.
-    sequences = groups[0].sequences if same and groups else await sequences_of(event_log, batch)
+    read = {session: one for group in groups for session, one in group.sequences.items()}
+    sequences = read if same else await sequences_of(event_log, batch)
     return BatchVerdict(batch.batch_id, batch.ordinal, code.verify(batch, sequences, config.max_staleness), same)
 
 
 async def rebuild_all(event_log: EventLog, lane: str, progress: Say = lambda _text: None) -> RebuildReport:
     """Rebuild and verify every batch of a lane."""
-    report = RebuildReport()
+    report, seals = RebuildReport(), LaneSeals(event_log, lane)
     after = -1
     async for _, batch in batches_of(event_log, lane):
-        report.batches.append(await verify_batch(event_log, batch, after))
+        report.batches.append(await verify_batch(event_log, batch, after, seals))
         after = batch.input_offset
         if len(report.batches) % 20 == 0:
             progress(f"  {len(report.batches)} batches compared so far, {report.identical} of them byte-identical")

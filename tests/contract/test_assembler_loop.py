@@ -22,6 +22,8 @@ from odradek.streams.codec import f32
 from odradek.streams.config import KafkaConfig
 from odradek.streams.errors import NoPosition, ProducerFenced, TransactionLost
 from odradek.streams.events.batches import BatchAssembled
+from odradek.streams.events.groups import SealedMember
+from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
 from odradek.streams.replay.rebuild import rebuild_all, verify_batch
 from odradek.streams.testing import an_event, event_log, kafka_config
@@ -241,7 +243,7 @@ async def test_a_reward_record_that_is_not_there_drops_its_group(lane: LaneWorld
     sessions = [await lane.session(f"{lane.lane}.odd.{i}", turns) for i in range(2)]
     members = [await lane.member(session, "odd", float(i)) for i, session in enumerate(sessions)]
     astray = msgspec.structs.replace(members[0], reward=members[1].reward)
-    bad = await lane.seal("odd", [astray, members[1]])
+    bad = await lane.end("odd", [astray, members[1]])
     good = [await lane.group() for _ in range(2)]
     (batch,) = await assembled(lane, 1)
     assert (batch.groups, reasons(batch)) == (good, {bad: "infrastructure"})
@@ -350,3 +352,76 @@ async def test_rebuilding_needs_nothing_but_the_log(lane: LaneWorld, kafka_confi
     await assembled(lane, 1)
     async with EventLog(kafka_config) as elsewhere:
         assert str(await rebuild_all(elsewhere, lane.lane)) == "1/1 byte-identical"
+
+
+# -- a group is batched at most once, whatever lies on groups.v1 --------------------------------------------------
+
+
+async def written_group(lane: LaneWorld, name: str) -> list[SealedMember]:
+    """A group's sessions and rewards, its opening and its seal still to be written."""
+    sessions = [await lane.session(f"{name}.{at}", [turn(0, 0, [1, 2], [3 + at, 4])]) for at in range(2)]
+    return [await lane.member(session, name, float(at)) for at, session in enumerate(sessions)]
+
+
+async def test_a_group_is_batched_once_however_often_and_by_whom_it_is_sealed(lane: LaneWorld) -> None:
+    """A second seal in the same batch, after the batch, and after a restart; replay makes the very same batches."""
+    await lane.configure()
+    names = [f"{lane.lane}.n{number}" for number in range(4)]
+    members = {name: await written_group(lane, name) for name in names}
+    first, second, third, fourth = [await lane.end(name, members[name]) for name in names[:1]] + [
+        await lane.seal(names[0], members[names[0]]),
+        await lane.end(names[1], members[names[1]]),
+        await lane.seal(names[1], members[names[1]]),
+    ]
+    assert [batch.groups for batch in await assembled(lane, 1)] == [[first, third]]
+    await lane.seal(names[0], members[names[0]])  # after the batch, before the next holder starts
+    await lane.open(names[0], [member.session_id for member in members[names[0]]])
+    await lane.seal(names[0], members[names[0]])
+    later = [await lane.end(name, members[name]) for name in names[2:]]
+    batches = await assembled(lane, 2)
+    assert [batch.groups for batch in batches] == [[first, third], later]
+    assert second not in batches[0].groups and fourth not in batches[1].groups
+    assert [dropped for batch in batches for dropped in batch.dropped] == []
+    assert members_once(batches)
+    assert str(await rebuild_all(lane.log, lane.lane)) == "2/2 byte-identical"
+    alone = await verify_batch(lane.log, batches[1], after=batches[0].input_offset)
+    assert alone.identical, "a batch verified alone is judged by the whole lane before it"
+
+
+async def test_a_seal_without_an_opening_or_of_other_members_is_not_batched(lane: LaneWorld) -> None:
+    await lane.configure()
+    names = [f"{lane.lane}.f{number}" for number in range(3)]
+    members = {name: await written_group(lane, name) for name in names}
+    unopened = await lane.seal(names[0], members[names[0]])
+    await lane.open(names[1], [member.session_id for member in members[names[1]]])
+    foreign = [await lane.seal(names[1], members[names[2]]), await lane.seal(names[1], members[names[1]][:1])]
+    genuine = [await lane.seal(names[1], members[names[1]]), await lane.end(names[2], members[names[2]])]
+    (batch,) = await assembled(lane, 1)
+    assert batch.groups == genuine and not {unopened, *foreign} & {*batch.groups, *reasons(batch)}
+    assert str(await rebuild_all(lane.log, lane.lane)) == "1/1 byte-identical"
+
+
+async def test_a_session_is_trained_for_the_group_that_its_reward_names(lane: LaneWorld) -> None:
+    """A group that was opened on another group's sessions has no rewards of its own."""
+    await lane.configure()
+    members = await written_group(lane, f"{lane.lane}.own")
+    borrowed = await lane.end(f"{lane.lane}.borrower", members)
+    kept = [await lane.end(f"{lane.lane}.own", members), await lane.group()]
+    (batch,) = await assembled(lane, 1)
+    assert (batch.groups, reasons(batch)) == (kept, {borrowed: "infrastructure"})
+    assert members_once([batch])
+    assert str(await rebuild_all(lane.log, lane.lane)) == "1/1 byte-identical"
+
+
+async def test_a_seal_that_names_records_past_the_end_drops_its_group_and_the_lane_goes_on(lane: LaneWorld) -> None:
+    """Guarantee 12: nobody waits for records that were never written."""
+    await lane.configure()
+    name = f"{lane.lane}.past"
+    members = await written_group(lane, name)
+    past = [msgspec.structs.replace(member, first_offset=10**9, last_offset=10**9 + 5) for member in members]
+    bad = await lane.end(name, past)
+    elsewhere = msgspec.structs.replace(members[0], partition=10**6, reward=RecordRef("rewards.v1", 9, 10**9))
+    bad_place = await lane.end(f"{name}.2", [msgspec.structs.replace(elsewhere, session_id="x"), members[1]])
+    good = [await lane.group() for _ in range(2)]
+    (batch,) = await assembled(lane, 1)
+    assert (batch.groups, reasons(batch)) == (good, {bad: "undecodable", bad_place: "infrastructure"})

@@ -15,7 +15,7 @@ from typing import Any
 from odradek.streams.clients import consumer, partition, start, stop
 from odradek.streams.envelope import Event, event_id
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
-from odradek.streams.events.groups import GroupSealed, LaneConfigured, SealedMember
+from odradek.streams.events.groups import GroupOpened, GroupSealed, LaneConfigured, SealedMember
 from odradek.streams.events.meta import Meta, Origin, RecordRef
 from odradek.streams.events.rewards import RewardAssigned
 from odradek.streams.events.sessions import SessionCompleted, SessionOpened, TurnSampled, Usage
@@ -115,6 +115,28 @@ class LaneWorld:
             reward=ref,
         )
 
+    async def open(self, group: str, sessions: list[str]) -> int:
+        """The group's opening; returns its offset on groups.v1."""
+        opened = GroupOpened(
+            group_id=group,
+            lane=self.lane,
+            ordinal=0,
+            task=RecordRef("tasks.v1", 0, 0),
+            task_id=group,
+            task_digest="",
+            purpose="rl",
+            policy=self.policy,
+            sessions=sessions,
+            version=0,
+            deadline_ms=0,
+        )
+        return (await self._append("groups.v1", self.lane, opened)).offset
+
+    async def end(self, group: str, members: list[SealedMember]) -> int:
+        """The group opened with these members and sealed; returns the offset of the seal."""
+        await self.open(group, [member.session_id for member in members])
+        return await self.seal(group, members)
+
     async def seal(self, group: str, members: list[SealedMember]) -> int:
         """The cut; returns its offset on groups.v1."""
         sealed = GroupSealed(group_id=group, lane=self.lane, reason="complete", members=members)
@@ -136,7 +158,7 @@ class LaneWorld:
             said = turns or [turn(0, 0, [1, 2, 3], [4 + number % 50, 5 + attempt, 6, 7], [(0, version)])]
             written = await self.session(f"{name}.{attempt}", said, **session)
             members.append(await self.member(written, name, total))
-        return await self.seal(name, members)
+        return await self.end(name, members)
 
     async def grant(self, subject: str) -> int:
         return (await self._append("subjects.v1", subject, ConsentGranted(subject=subject))).offset
