@@ -138,16 +138,16 @@ def reap_sandboxes(data: Path, wait_s: float = REAP_DEADLINE_S) -> int:
     A driver's helper cleans up by itself when the driver dies, so a lock still held is waited for.
     """
     from odradek.actors.environment.ns.instance import reap_dead
-    from odradek.actors.environment.ns.preflight import find_cgroups
 
-    place = find_cgroups()
-    parents = list(place.parents.values()) if place is not None else []
     deadline = Deadline(wait_s)
     reaped = 0
     while states := {lock.parent for lock in (data / "sandboxes").glob("*/ns-*.lock")}:
-        reaped += sum(reap_dead(state, parents) for state in states)
+        reaped += sum(reap_dead(state) for state in states)
         if deadline.expired and any((data / "sandboxes").glob("*/ns-*.lock")):
-            raise StackError(f"sandboxes below {data / 'sandboxes'} are still in use by a live driver: end that first")
+            raise StackError(
+                f"sandboxes below {data / 'sandboxes'} are still in use by a live driver, or hold a process that "
+                f"nothing ends: end that first"
+            )
         time.sleep(POLL_S)
     return reaped
 

@@ -7,6 +7,7 @@ only the weaker limits exist here, and a spec that insists on `cgroup` is refuse
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -118,12 +119,28 @@ def _make_groups(place: Place, name: str, owner: int) -> None:
                 os.chown(path, owner, owner)
 
 
-def remove_parent(ours: Place) -> None:
-    """Remove a driver's own group, and the shared one if it was the last."""
-    remove_cgroups([str(path) for path in ours.paths("")])
-    for path in ours.paths(".."):
+def remove_parent(ours: Place) -> list[str]:
+    """Remove a driver's own group, and the shared one if it was the last; returns what is still in use."""
+    paths = [str(path) for path in ours.paths("")]
+    return remove_parents(paths)
+
+
+def remove_parents(paths: list[str], patience_s: float = 0.0) -> list[str]:
+    """The same for groups by path."""
+    left = remove_cgroups(paths, patience_s)
+    for path in paths:
         with contextlib.suppress(OSError):
-            path.resolve().rmdir()
+            Path(path).parent.rmdir()
+    return left
+
+
+def kill_members(paths: list[str]) -> None:
+    """Kill every process in these groups and those below. For groups whose driver is dead."""
+    for path in paths:
+        for members in Path(path).rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                for pid in members.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
 
 
 def make_group(place: Place, name: str, limits: dict[Controller, float]) -> None:

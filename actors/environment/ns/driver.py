@@ -91,13 +91,14 @@ class NsDriver:
         become = partial(linux.set_fs_user, owner) if os.geteuid() == 0 else None
         self._threads = ThreadPoolExecutor(FILE_THREADS, "sandbox-files", initializer=become)
         place = await asyncio.to_thread(preflight.find_cgroups)
-        parents = list(place.parents.values()) if place is not None else []
-        self._counters.reaped = await asyncio.to_thread(reap_dead, self._state_dir, parents)
+        self._counters.reaped = await asyncio.to_thread(reap_dead, self._state_dir)
         self._instance = open_instance(self._state_dir, owner)
         self._frozen = FrozenStore(self._instance)
         self._layers = Layers(self.images)
         try:
             if place is not None:
+                groups = place.paths(f"{cgroup.SHARED}/{self._instance.name}")
+                self._instance.note_cgroups([str(path) for path in groups])
                 self._cgroups = preflight.try_cgroups(place, self._instance.name, owner)
             paths = [str(path) for path in self.cgroup_paths()]
             self._zygote = await ZygoteHost.start(
@@ -407,9 +408,8 @@ class NsDriver:
 
     def _remove_instance(self) -> None:
         remove_tree(self._instance.name, self._instance.state_fd)
-        remove_tree(f"{self._instance.name}.lock", self._instance.state_fd)
-        if self._cgroups is not None:
-            cgroup.remove_parent(self._cgroups)
+        if self._cgroups is None or not cgroup.remove_parent(self._cgroups):
+            remove_tree(f"{self._instance.name}.lock", self._instance.state_fd)
         self._instance.close()
         self._layers.close()
 

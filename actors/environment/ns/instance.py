@@ -1,6 +1,7 @@
 """What one driver keeps on disk, and what a later driver does with the remains of a dead one.
 
-    STATE/ns-TOKEN.lock           locked by driver and zygote for as long as either lives
+    STATE/ns-TOKEN.lock           locked by driver and zygote for as long as either lives; names the driver's cgroups,
+                                  and goes last of all, so that nothing is left that nobody knows of
     STATE/ns-TOKEN/records/ID     a sandbox's record, written before it is made
     STATE/ns-TOKEN/s/ID/{u,w}     its upper and work directories
     STATE/ns-TOKEN/f/N            frozen uppers, shared by forks
@@ -22,8 +23,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from odradek.actors.environment.ns.cgroup import SHARED
-from odradek.actors.environment.ns.removal import remove_cgroups, remove_tree
+from odradek.actors.environment.ns import cgroup
+from odradek.actors.environment.ns.removal import remove_tree
+
+GONE_DEADLINE_S = 5.0
+"""Seconds the kernel gets to end a killed process. Too low leaves its group to the next start."""
 
 
 class Record(msgspec.Struct):
@@ -53,6 +57,10 @@ class Instance(NamedTuple):
             os.write(fd, msgspec.json.encode(record))
         finally:
             os.close(fd)
+
+    def note_cgroups(self, paths: list[str]) -> None:
+        """Before they are made. Not worked out again by whoever reaps: that process may be in other groups."""
+        os.pwrite(self.lock_fd, msgspec.json.encode(paths), 0)
 
     def forget_record(self, sandbox_id: str) -> None:
         remove_tree(f"records/{sandbox_id}", self.fd)
@@ -85,8 +93,9 @@ def _give(fd: int, owner: int) -> None:
         os.fchown(fd, owner, owner)
 
 
-def reap_dead(state: Path, cgroup_parents: list[Path]) -> int:
-    """Remove what dead drivers left below `state`; the number of their sandboxes."""
+def reap_dead(state: Path) -> int:
+    """Remove what dead drivers left below `state`; the number of their sandboxes. What can't be removed yet (a process
+    that does not end) keeps its lock file, for the next time."""
     if not state.is_dir():
         return 0
     reaped = 0
@@ -95,21 +104,32 @@ def reap_dead(state: Path, cgroup_parents: list[Path]) -> int:
         for lock in sorted(state.glob("ns-*.lock")):
             with contextlib.suppress(BlockingIOError, FileNotFoundError), lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                reaped += _reap(state, lock.stem, state_fd, cgroup_parents)
-                lock.unlink()
+                reaped += _reap(state, lock.stem, state_fd)
+                groups = _noted_cgroups(file.read(), lock.stem)
+                cgroup.kill_members(groups)
+                if not cgroup.remove_parents(groups, GONE_DEADLINE_S):
+                    lock.unlink()
     finally:
         os.close(state_fd)
     return reaped
 
 
-def _reap(state: Path, name: str, state_fd: int, cgroup_parents: list[Path]) -> int:
+def _noted_cgroups(note: bytes, name: str) -> list[str]:
+    """What the dead driver noted, if it can be its own."""
+    try:
+        paths = msgspec.json.decode(note or b"[]", type=list[str])
+    except msgspec.DecodeError:
+        return []
+    return [path for path in paths if path.endswith(f"/{cgroup.SHARED}/{name}") and ".." not in path]
+
+
+def _reap(state: Path, name: str, state_fd: int) -> int:
     records = [_read_record(path) for path in (state / name / "records").glob("*")]
     for record in records:
         if record is not None and record.pid and start_ticks(record.pid) == record.start_ticks:
             os.kill(record.pid, signal.SIGKILL)
             _wait_gone(record)
     remove_tree(name, state_fd)
-    remove_cgroups([str(parent / SHARED / name) for parent in cgroup_parents])
     return len(records)
 
 
@@ -120,8 +140,8 @@ def _read_record(path: Path) -> Record | None:
         return None  # cut short by the crash: the sandbox was not yet made
 
 
-def _wait_gone(record: Record, deadline_s: float = 5.0) -> None:
-    end = time.monotonic() + deadline_s
+def _wait_gone(record: Record) -> None:
+    end = time.monotonic() + GONE_DEADLINE_S
     while start_ticks(record.pid) == record.start_ticks and time.monotonic() < end:
         time.sleep(0.01)
 

@@ -3,12 +3,16 @@
 Standard library only: the zygote uses it too.
 """
 
-# ruff: noqa: PTH106, PTH208 - paths relative to open directories
+# ruff: noqa: PTH106, PTH112, PTH208 - plain strings, paths relative to open directories
 
 import contextlib
 import errno
 import os
 import stat
+import time
+
+POLL_S = 0.02
+"""Seconds between two tries to remove a cgroup whose last process is just ending."""
 
 
 def remove_tree(name: str, dir_fd: int) -> None:
@@ -81,9 +85,15 @@ def _open(name: str, dir_fd: int) -> int:
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
 
 
-def remove_cgroups(paths: list[str]) -> None:
-    """Remove empty cgroups below and including `paths`; one still in use is left for the next start."""
-    for path in paths:
-        for directory, _, _ in os.walk(path, topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(directory)
+def remove_cgroups(paths: list[str], patience_s: float = 0.0) -> list[str]:
+    """Remove empty cgroups below and including `paths`; returns those that are still in use after `patience_s`."""
+    end = time.monotonic() + patience_s
+    while True:
+        for path in paths:
+            for directory, _, _ in os.walk(path, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+        left = [path for path in paths if os.path.isdir(path)]
+        if not left or time.monotonic() >= end:
+            return left
+        time.sleep(POLL_S)

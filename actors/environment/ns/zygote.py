@@ -29,6 +29,9 @@ FLAGS = (
     | linux.CLONE_NEWCGROUP
 )  # fmt: skip
 
+CGROUP_PATIENCE_S = 2.0
+"""Seconds the kernel gets to let go of what was just killed. Past it, the groups are left to `instance.reap_dead`."""
+
 
 class Zygote:
     """Waits for: a message, a child's death, the next lifetime's end."""
@@ -201,6 +204,6 @@ def main() -> NoReturn:
     finally:
         zygote.end()
         removal.remove_tree(instance, state_fd)
-        removal.remove_tree(f"{instance}.lock", state_fd)
-        removal.remove_cgroups(cgroups)
+        if not removal.remove_cgroups(cgroups, CGROUP_PATIENCE_S):
+            removal.remove_tree(f"{instance}.lock", state_fd)  # last: it is what tells others of the rest
     os._exit(0)
