@@ -1,9 +1,9 @@
 """Objects beside the log: content-addressed bytes in any S3, and the claim checks that events carry.
 
 An object is put before the event that names it, at `blobs/SUBJECT/sha256`, with If-None-Match, so that it is written
-once and never changed; each read is verified against the address. Equal content of two subjects is two objects, so that
-erasing one subject cannot erase another's. `ObjectStore` is the protocol for any store; the trainer and the checkpoint
-code use it directly for keys of their own.
+once and never changed; each read is verified against the address. A subject's content is encrypted for them first and
+addressed by its ciphertext: equal content of two subjects is two objects, so that erasing one cannot erase another's.
+`ObjectStore` is the protocol for any store; the trainer and the checkpoint code use it directly for keys of their own.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import boto3
@@ -18,8 +19,12 @@ import botocore.exceptions
 import msgspec
 from botocore.config import Config
 
-from odradek.streams.errors import BlobCorrupt, BlobMissing, StoreUnreachable, Terminal
+from odradek.streams.errors import BlobCorrupt, BlobMissing, KeyUnavailable, StoreUnreachable, SubjectErased, Terminal
 from odradek.streams.events.meta import BlobRef
+from odradek.streams.privacy import removal
+from odradek.streams.privacy.names import SHARED, folder_of
+from odradek.streams.privacy.removal import Removal
+from odradek.streams.privacy.ring import KeyRing
 
 R = TypeVar("R")
 
@@ -35,8 +40,6 @@ DEADLINE_S = 120.0
 """Seconds for one object, tries included."""
 CACHE_BYTES = 64 * 1024 * 1024
 """Bytes of verified objects kept in memory. Too low: a workspace rebuilt for each attempt fetches its files again."""
-SHARED = "shared"
-"""Stands for the subject of content that is nobody's."""
 
 
 @runtime_checkable
@@ -57,6 +60,9 @@ class ObjectStore(Protocol):
 
     async def list(self, prefix: str) -> list[str]:
         """Keys that begin with the prefix, sorted."""
+
+    async def remove(self, prefix: str) -> Removal:
+        """Removes every object whose key begins with the prefix, older versions included."""
 
 
 class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +109,13 @@ class MemoryStore:
         """See `ObjectStore`."""
         return sorted(key for key in self._objects if key.startswith(prefix))
 
+    async def remove(self, prefix: str) -> Removal:
+        """See `ObjectStore`."""
+        keys = await self.list(prefix)
+        for key in keys:
+            del self._objects[key]
+        return Removal(removed=len(keys))
+
 
 class S3Store:
     """An ObjectStore on S3, through boto3 in threads of its own."""
@@ -136,10 +149,10 @@ class S3Store:
         """See `ObjectStore`. 412 means that the object exists; 409 that another put of it is under way: try again."""
         return await self._run(key, lambda: self._put_if_absent(key, data))
 
-    def _put_if_absent(self, key: str, data: bytes) -> bool:
+    def _put_if_absent(self, key: str, data: bytes, **options: Any) -> bool:
         for _ in range(ATTEMPTS):
             try:
-                self._client.put_object(Bucket=self.config.bucket, Key=key, Body=data, IfNoneMatch="*")
+                self._client.put_object(Bucket=self.config.bucket, Key=key, Body=data, IfNoneMatch="*", **options)
                 return True
             except botocore.exceptions.ClientError as error:
                 status = _status(error)
@@ -183,6 +196,15 @@ class S3Store:
 
         return await self._run(prefix, pages)
 
+    async def remove(self, prefix: str) -> Removal:
+        """See `ObjectStore`."""
+        bucket, removed, kept = self.config.bucket, 0, dict[str, str]()
+        while page := await self._run(prefix, partial(removal.next_page, self._client, bucket, prefix, kept)):
+            refused = await self._run(prefix, partial(removal.delete, self._client, bucket, page))
+            kept.update(refused)
+            removed += len(page) - len(refused)
+        return Removal(removed=removed, kept=[f"{name}: {why}" for name, why in sorted(kept.items())])
+
     async def _run(self, key: str, call: Callable[[], R]) -> R:
         where = f"s3://{self.config.bucket}/{key} at {self.config.endpoint or 'the default endpoint'}"
         try:
@@ -218,10 +240,15 @@ def _refused(error: botocore.exceptions.ClientError, where: str, key: str) -> Ex
 
 
 class BlobStore:
-    """Claim checks over an ObjectStore: `put` before the event, `get` after it, both verified."""
+    """Claim checks over an ObjectStore: `put` before the event, `get` after it, both verified. Its cache holds objects
+    as they are stored: a subject's as ciphertext."""
 
-    def __init__(self, store: ObjectStore, *, prefix: str = "", cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, store: ObjectStore, *, prefix: str = "", cache_bytes: int = CACHE_BYTES, keys: KeyRing | None = None
+    ) -> None:
         self.store = store
+        self.keys = keys
+        """Encrypts what is somebody's; without it objects are put as they are."""
         self._prefix = prefix
         self._cache: OrderedDict[str, bytes] = OrderedDict()
         self._cache_limit = cache_bytes
@@ -229,9 +256,22 @@ class BlobStore:
 
     async def put(self, data: bytes, *, subject: str = "") -> BlobRef:
         """Stores bytes under their own hash, once, and returns the claim check. An object that already exists is read
-        and verified, so that a reference never points at damage."""
+        and verified, so that a reference never points at damage. Raises SubjectErased."""
+        if subject and self.keys is not None:
+            key = await self.keys.obtain(subject)
+            return await self.put_encrypted(key.encrypt(data, _place(subject)), subject)
+        return await self._put(data, self._folder(subject), "")
+
+    async def put_encrypted(self, box: bytes, subject: str) -> BlobRef:
+        """The same for bytes that are encrypted for the subject already."""
+        return await self._put(box, self._folder(subject), subject)
+
+    def _folder(self, subject: str) -> str:
+        return f"{self._prefix}blobs/{folder_of(subject) if subject else SHARED}/"
+
+    async def _put(self, data: bytes, folder: str, subject: str) -> BlobRef:
         digest = hashlib.sha256(data).hexdigest()
-        ref = BlobRef(key=f"{self._prefix}blobs/{subject or SHARED}/{digest}", sha256=digest, size=len(data))
+        ref = BlobRef(key=f"{folder}{digest}", sha256=digest, size=len(data), subject=subject)
         if ref.key in self._cache:
             return ref
         if not await self.store.put_if_absent(ref.key, data):
@@ -240,13 +280,36 @@ class BlobStore:
         return ref
 
     async def get(self, ref: BlobRef) -> bytes:
-        """The bytes of a claim check; `BlobMissing` or `BlobCorrupt` where they are not what was stored."""
+        """The bytes of a claim check; `BlobMissing` or `BlobCorrupt` where they are not what was stored, and where
+        nobody, or not this process, can open them `SubjectErased` or `KeyUnavailable`."""
+        if not ref.subject:
+            return await self.get_encrypted(ref)
+        key = await self.keys.find(ref.subject) if self.keys is not None else None
+        if key is not None:
+            return key.decrypt(await self.get_encrypted(ref), _place(ref.subject))
+        if self.keys is not None and self.keys.erased(ref.subject):
+            raise SubjectErased(f"object {ref.key}: subject {ref.subject!r} was erased", subject=ref.subject)
+        raise KeyUnavailable(f"object {ref.key}: no key of subject {ref.subject!r} here", subject=ref.subject)
+
+    async def get_encrypted(self, ref: BlobRef) -> bytes:
+        """The object as it is stored."""
         if (data := self._cache.get(ref.key)) is not None:
             self._cache.move_to_end(ref.key)
             return data
         data = _verified(ref, await self.store.get(ref.key))
         self._remember(ref.key, data)
         return data
+
+    async def remove(self, subject: str) -> Removal:
+        """Removes all objects of a subject, from the store and from here."""
+        folder = self._folder(subject)
+        for key in [key for key in self._cache if key.startswith(folder)]:
+            self._cached -= len(self._cache.pop(key))
+        return await self.store.remove(folder)
+
+    async def of_subject(self, subject: str) -> list[str]:
+        """Keys of the objects of a subject that the store has."""
+        return await self.store.list(self._folder(subject))
 
     def _remember(self, key: str, data: bytes) -> None:
         if len(data) > self._cache_limit // 4:
@@ -256,6 +319,11 @@ class BlobStore:
         while self._cached > self._cache_limit:
             _, dropped = self._cache.popitem(last=False)
             self._cached -= len(dropped)
+
+
+def _place(subject: str) -> bytes:
+    """What an object's encryption is bound to; its address is its hash."""
+    return msgspec.msgpack.encode(("blob", subject))
 
 
 def _verified(ref: BlobRef, data: bytes) -> bytes:

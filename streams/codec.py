@@ -4,7 +4,8 @@ The value of a record is `{"meta": Meta, "body": <tagged struct>}` in msgpack, o
 open topics. The decoder is chosen by `ce_type` before anything is decoded; unknown fields are ignored; an older type
 runs through pure upcasters first. An unknown type (`UnknownEventType`: upgrade the reader) and a bad value
 (`DecodeError`: poison) are different errors. Number arrays inside events are packed little-endian bytes, made and read
-here and nowhere else. Hashes cover such bytes and stored values, never a re-encoding.
+here and nowhere else. Hashes cover such bytes and stored values, never a re-encoding. Content that is encrypted for its
+subject is put back before an older type is brought forward, so that upcasters see whole bodies.
 """
 
 import importlib
@@ -21,6 +22,7 @@ import msgspec
 from odradek.streams import events
 from odradek.streams.errors import DecodeError, UnknownEventType
 from odradek.streams.events.meta import Meta
+from odradek.streams.privacy.content import LOCKED, Reveal, revealed, withheld
 
 B = TypeVar("B")
 
@@ -92,8 +94,11 @@ def encode(body: msgspec.Struct, meta: Meta, content_type: str = MSGPACK) -> byt
     return _encoder.encode(wire) if content_type == MSGPACK else _json_encoder.encode(wire)
 
 
-def decode(value: bytes | None, event_type: str, content_type: str = MSGPACK) -> tuple[Meta, Any]:
-    """Meta and body of a value whose type the envelope named."""
+def decode(
+    value: bytes | None, event_type: str, content_type: str = MSGPACK, reveal: Reveal | None = None
+) -> tuple[Meta, Any]:
+    """Meta and body of a value whose type the envelope named. `reveal` opens content that is encrypted; without it the
+    body comes without its content, and its meta says so (`Meta.cipher`)."""
     if value is None:
         raise DecodeError(f"an event of type {event_type} has no value", type=event_type)
     kind = registry().get(event_type)
@@ -102,8 +107,8 @@ def decode(value: bytes | None, event_type: str, content_type: str = MSGPACK) ->
             wire = (
                 _msgpack_decoder(kind).decode(value) if content_type == MSGPACK else _json_decoder(kind).decode(value)
             )
-            return wire.meta, wire.body
-        return _decode_older(value, event_type, content_type)
+            return (wire.meta, wire.body) if wire.meta.cipher is None else revealed(wire.meta, wire.body, reveal)
+        return _decode_older(value, event_type, content_type, reveal)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(
             f"{len(value)} bytes are not a {event_type} in {content_type}: {_without_content(error)}", type=event_type
@@ -119,7 +124,7 @@ def _without_content(error: Exception) -> str:
     return re.sub(r"(Invalid (?:enum )?value) .*? - ", r"\1 - ", str(error))
 
 
-def _decode_older(value: bytes, event_type: str, content_type: str) -> tuple[Meta, Any]:
+def _decode_older(value: bytes, event_type: str, content_type: str, reveal: Reveal | None) -> tuple[Meta, Any]:
     """Runs the upcasters from the recorded version to the newest that this build has."""
     match = TYPE_PATTERN.match(event_type)
     if match is None or (match["name"], int(match["version"])) not in UPCASTERS:
@@ -129,7 +134,10 @@ def _decode_older(value: bytes, event_type: str, content_type: str) -> tuple[Met
     name, version = match["name"], int(match["version"])
     decode_any = msgspec.msgpack.decode if content_type == MSGPACK else msgspec.json.decode
     wire = decode_any(value, type=Wire[dict[str, Any]])
-    body = dict(wire.body)
+    meta, body = wire.meta, dict(wire.body)
+    found = reveal(meta) if meta.cipher is not None and reveal is not None else LOCKED
+    if meta.cipher is not None and isinstance(found, bytes):
+        meta, body = msgspec.structs.replace(meta, cipher=None), body | msgspec.msgpack.decode(found)
     while (name, version) in UPCASTERS:
         body = UPCASTERS[name, version](body)
         version += 1
@@ -137,7 +145,8 @@ def _decode_older(value: bytes, event_type: str, content_type: str) -> tuple[Met
     kind = registry().get(body["type"])
     if kind is None:
         raise UnknownEventType(f"the upcasters of {event_type} end at {body['type']}, which this build lacks")
-    return wire.meta, msgspec.convert(body, kind)
+    whole = msgspec.convert(body, kind)
+    return meta, whole if meta.cipher is None else withheld(whole, meta.cipher.lengths, str(found))
 
 
 def i32(values: Iterable[int]) -> bytes:

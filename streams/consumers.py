@@ -127,7 +127,7 @@ class GroupConsumer:
         self._handler_s = handler_s
         self._on_alarm = on_alarm
         self._letters = DeadLetters(log)
-        self._poller = Poller(log.config, log.blobs)
+        self._poller = Poller(log.config, log.blobs, log.keys)
         self._lock = asyncio.Lock()
         self._ready: set[TopicPartition] = set()  # assigned, and set to a position of our choosing
         self._attempts: dict[TopicPartition, tuple[int, int]] = {}

@@ -91,7 +91,7 @@ class DeadLetter(msgspec.Struct):
         return self.state in (State.DEAD, State.RELEASED)
 
     def record(self) -> Record:
-        """The original record, coordinates and all."""
+        """The original record, coordinates and all; what it encrypts still opens, for it is bound to those."""
         return Record(self.origin, self.key, self.value, self.headers, self.time_ms)
 
 

@@ -6,6 +6,7 @@ writing a step twice writes the same id; they do not remove the duplicate, the f
 An event whose type the topic does not carry (`schemas/catalog.py`) is poison there, however well formed.
 """
 
+import logging
 import re
 import uuid
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,14 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from odradek.streams import codec
-from odradek.streams.errors import DecodeError, StreamError, UnknownEventType
+from odradek.streams.errors import DecodeError, KeyUnavailable, StreamError, UnknownEventType
 from odradek.streams.events.meta import BlobRef, Meta, RecordRef
+from odradek.streams.privacy.content import ERASED, LOCKED, Reveal
+from odradek.streams.privacy.ring import KeyRing
 from odradek.streams.schemas.catalog import CATALOG
 from odradek.streams.topics import declared, tenant_of
 
+log = logging.getLogger(__name__)
 B = TypeVar("B")
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -28,8 +32,15 @@ SCHEMA_PREFIX = "odradek:schemas/"
 TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
 CLAIM_HEADER = "odradek_claim"
 """Marks a value that is a claim check: a BlobRef in msgpack instead of the event."""
+SUBJECT_HEADER = "odradek_subject"
+"""Whose content is encrypted in the record; readers fetch that key before anything is decoded."""
+BOX_HEADER = "odradek_box"
+"""A BlobRef in msgpack: the encrypted content is an object of its own, and the record holds the structure alone."""
 OWN_HEADERS = frozenset(
-    {"ce_id", "ce_type", "ce_source", "ce_specversion", "ce_dataschema", "content-type", "traceparent", CLAIM_HEADER}
+    [
+        *("ce_id", "ce_type", "ce_source", "ce_specversion", "ce_dataschema", "content-type", "traceparent"),
+        *(CLAIM_HEADER, SUBJECT_HEADER, BOX_HEADER),
+    ]
 )
 
 CARRIED = {topic.name: kinds for topic, kinds in CATALOG.items()}
@@ -84,17 +95,17 @@ def encode(event: Event[Any], content_type: str = codec.MSGPACK) -> tuple[bytes,
     return codec.encode(event.body, event.meta, content_type), (*headers, *event.extra)
 
 
-def decode(value: bytes | None, headers: Headers, ref: RecordRef) -> Event[Any]:
+def decode(value: bytes | None, headers: Headers, ref: RecordRef, reveal: Reveal | None = None) -> Event[Any]:
     """The event of a record; raises `DecodeError` (poison) or `UnknownEventType` (upgrade), with the coordinates."""
     try:
-        return _decode(value, headers, ref)
+        return _decode(value, headers, ref, reveal)
     except UnknownEventType as error:
         raise UnknownEventType.at(str(error), ref.topic, ref.partition, ref.offset, **error.coordinates) from None
     except DecodeError as error:
         raise DecodeError.at(str(error), ref.topic, ref.partition, ref.offset, **error.coordinates) from None
 
 
-def _decode(value: bytes | None, headers: Headers, ref: RecordRef) -> Event[Any]:
+def _decode(value: bytes | None, headers: Headers, ref: RecordRef, reveal: Reveal | None) -> Event[Any]:
     first: dict[str, bytes] = {}
     for name, raw in headers:
         if raw is not None and name.lower() in OWN_HEADERS:
@@ -104,7 +115,7 @@ def _decode(value: bytes | None, headers: Headers, ref: RecordRef) -> Event[Any]
     if event_type is None:
         raise DecodeError("the record has no ce_type header")
     content_type = _content_type(first, value, open_topic=topic.open)
-    meta, body = codec.decode(value, event_type, content_type)
+    meta, body = codec.decode(value, event_type, content_type, reveal)
     if not isinstance(body, CARRIED[topic.name]):
         # Whoever reads a topic handles its own types: a good event of another topic is as foreign here as garbage.
         raise DecodeError(f"an event of type {codec.type_of(body)} does not belong on {topic.name}")
@@ -167,6 +178,12 @@ class Record:
     """The value that a claim check stands for, fetched and verified; None where the value is the event itself."""
     fault: StreamError | None = None
     """Why a claim check could not be redeemed, for ever: raised by `event`."""
+    keys: KeyRing | None = None
+    """What opens encrypted content; the record's own key has been read when the record is handed out."""
+    box: bytes | None = None
+    """The encrypted content where it is an object of its own, fetched and verified."""
+    raw_names: tuple[bytes, ...] | None = None
+    """Header names as they are stored, where one of them is not UTF-8 and `headers` shows it escaped."""
     _event: Event[Any] | None = None
 
     @property
@@ -188,8 +205,35 @@ class Record:
                     self.ref.offset,
                 )
             value = self.content if self.content is not None else self.value
-            self._event = decode(value, self.headers, self.ref)
+            self._event = decode(value, self.headers, self.ref, self._reveal)
         return self._event
+
+    def _reveal(self, meta: Meta) -> bytes | str:
+        """The encrypted content, or why it cannot be seen here. An erased subject is no error of the record's."""
+        keys, subject = self.keys, meta.subject
+        if keys is None:
+            return LOCKED
+        key = keys.held(subject)
+        if key is None:
+            return ERASED if keys.erased(subject) else LOCKED
+        assert meta.cipher is not None
+        box = meta.cipher.box or self.box
+        if box is None:
+            raise DecodeError(f"the content of subject {subject!r} is an object, and this reader has no blob store")
+        first = {name: raw or b"" for name, raw in reversed(self.headers)}
+        place = place_of(
+            self.ref.topic, self.key_bytes or b"", first.get("ce_id", b""), first.get("ce_type", b""), subject
+        )
+        try:
+            return key.decrypt(box, place)
+        except KeyUnavailable as error:
+            log.warning("%s: %s", self.ref, error)
+            return LOCKED
+
+
+def place_of(topic: str, key: bytes, identifier: bytes, event_type: bytes, subject: str) -> bytes:
+    """What encrypted content is bound to: moved to any other record, it does not open."""
+    return msgspec.msgpack.encode(("record", topic, key, identifier, event_type, subject))
 
 
 def claimed(headers: Headers, ref: BlobRef) -> tuple[bytes, Headers]:
@@ -201,8 +245,24 @@ def claim_of(record: Record) -> BlobRef | None:
     """The claim check in a record's value, if it is one."""
     if not any(name == CLAIM_HEADER for name, _ in record.headers):
         return None
+    return _reference(record, record.value)
+
+
+def subject_of(record: Record) -> str | None:
+    """Whose content is encrypted in the record; None where nothing is."""
+    raw = next((raw for name, raw in record.headers if name == SUBJECT_HEADER), None)
+    return None if raw is None else raw.decode("utf-8", "backslashreplace")
+
+
+def box_of(record: Record) -> BlobRef | None:
+    """Where the record's encrypted content lies, if it is an object of its own."""
+    raw = next((raw for name, raw in record.headers if name == BOX_HEADER), None)
+    return None if raw is None else _reference(record, raw)
+
+
+def _reference(record: Record, raw: bytes | None) -> BlobRef:
     try:
-        return msgspec.msgpack.decode(record.value or b"", type=BlobRef)
+        return msgspec.msgpack.decode(raw or b"", type=BlobRef)
     except (msgspec.DecodeError, msgspec.ValidationError):
         raise DecodeError.at(
             "the claim check cannot be read", record.ref.topic, record.ref.partition, record.ref.offset

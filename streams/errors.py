@@ -105,5 +105,13 @@ class StoreUnreachable(Retryable):
     """The object store did not answer within the deadline."""
 
 
+class SubjectErased(Terminal):
+    """The subject's key was destroyed: nothing of theirs can be read or written any more."""
+
+
+class KeyUnavailable(Terminal):
+    """The key store does not give a subject's key, though the subject was not erased."""
+
+
 class SchemaBreak(Terminal):
     """A change of an event type that older readers or older records would not survive."""

@@ -13,9 +13,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Self
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka import errors as kafka
 
@@ -23,10 +25,12 @@ from odradek.streams import clients, topics
 from odradek.streams.blobs import BlobStore
 from odradek.streams.codec import INLINE_LIMIT
 from odradek.streams.config import KafkaConfig
-from odradek.streams.envelope import Event, Headers, Record, claimed, encode
+from odradek.streams.envelope import BOX_HEADER, SUBJECT_HEADER, Event, Headers, Record, claimed, encode, place_of
 from odradek.streams.errors import AppendUncertain, DeadlineExceeded, OffsetGap, StreamError
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.polling import POLL_MS, Gap, GapPolicy, Poller, gap_error
+from odradek.streams.privacy import content
+from odradek.streams.privacy.ring import KeyRing
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +64,14 @@ Too low: long scans. Too high: memory (about 150 bytes each)."""
 class EventLog:
     """One process's access to the log. Use as an async context manager, or `start`/`stop`."""
 
-    def __init__(self, config: KafkaConfig, blobs: BlobStore | None = None) -> None:
+    def __init__(self, config: KafkaConfig, blobs: BlobStore | None = None, keys: KeyRing | None = None) -> None:
         self.config = config
         self.blobs = blobs
         """Where values above codec.INLINE_LIMIT go; without it they stay on the log, up to clients.MAX_RECORD_BYTES."""
-        self._poller = Poller(config, blobs)
+        self.keys = keys
+        """Encrypts and opens the content of events that are somebody's; without it they are written as they are, and
+        what others encrypted is read without its content."""
+        self._poller = Poller(config, blobs, keys)
         self._producers: dict[str | None, AIOKafkaProducer] = {}
         self._producer_lock = asyncio.Lock()
         self._idle: list[AIOKafkaConsumer] = []
@@ -104,7 +111,7 @@ class EventLog:
         self, topic: str, key: str, event: Event[Any], *, partition: int | None = None, deadline_s: float | None = None
     ) -> RecordRef:
         """Writes one event and returns its coordinates once all in-sync replicas have it."""
-        value, headers = await self.encoded(event)
+        value, headers = await self.encoded(topic, key, event)
         return await self.append_raw(topic, key.encode(), value, headers, partition=partition, deadline_s=deadline_s)
 
     async def append_many(self, topic: str, items: Iterable[tuple[str, Event[Any]]]) -> list[RecordRef]:
@@ -117,7 +124,7 @@ class EventLog:
             async with asyncio.timeout(limit):
                 pending = []
                 for key, event in items:
-                    value, headers = await self.encoded(event)
+                    value, headers = await self.encoded(topic, key, event)
                     number = None if row.open else row.partition_of(key)
                     pending.append(await self._send(producer, topic, key.encode(), value, headers, number))
                 done = [await one for one in pending]
@@ -126,12 +133,31 @@ class EventLog:
             raise self._append_error(error, topic, key.encode(), limit) from error
         return [RecordRef(topic=topic, partition=one.partition, offset=one.offset) for one in done]
 
-    async def encoded(self, event: Event[Any]) -> tuple[bytes, Headers]:
-        """Value and headers to write; a large value is put into the blob store first and becomes a claim check."""
+    async def encoded(self, topic: str, key: str, event: Event[Any]) -> tuple[bytes, Headers]:
+        """Value and headers to write. Content that is somebody's is encrypted for them (`SubjectErased` if they were
+        erased); a large value is put into the blob store first and becomes a claim check."""
+        if event.meta.subject and self.keys is not None:
+            event = await self._encrypted(self.keys, topic, key, event)
         value, headers = encode(event)
         if self.blobs is None or len(value) <= INLINE_LIMIT:
             return value, headers
         return claimed(headers, await self.blobs.put(value, subject=event.meta.subject))
+
+    async def _encrypted(self, keys: KeyRing, topic: str, key: str, event: Event[Any]) -> Event[Any]:
+        """The event without its content, which goes along as a box, or as an object of the subject's if it is large: so
+        the structure can be read when the content is gone."""
+        parts = content.split(event.body)
+        if parts is None:
+            return event
+        body, plain, lengths = parts
+        subject = event.meta.subject
+        place = place_of(topic, key.encode(), event.id.encode(), event.type.encode(), subject)
+        box = (await keys.obtain(subject)).encrypt(plain, place)
+        extra: Headers = (*event.extra, (SUBJECT_HEADER, subject.encode()))
+        if self.blobs is not None and len(box) > INLINE_LIMIT:
+            ref = await self.blobs.put_encrypted(box, subject)
+            extra, box = (*extra, (BOX_HEADER, msgspec.msgpack.encode(ref))), b""
+        return replace(event, body=body, meta=content.without(event.meta, box, lengths), extra=extra)
 
     async def append_raw(
         self,

@@ -14,9 +14,10 @@ from aiokafka import errors as kafka
 from odradek.streams import clients
 from odradek.streams.blobs import BlobStore
 from odradek.streams.config import KafkaConfig
-from odradek.streams.envelope import Record, claim_of
+from odradek.streams.envelope import Record, box_of, claim_of, subject_of
 from odradek.streams.errors import BlobCorrupt, BlobMissing, DecodeError, OffsetGap
 from odradek.streams.events.meta import RecordRef
+from odradek.streams.privacy.ring import KeyRing
 from odradek.streams.rawrecords import read_raw
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,10 @@ def gap_error(topic: str, partition: int, expected: int, found: int) -> OffsetGa
 class Poller:
     """Polls consumers of one configuration and remembers the gaps it went over."""
 
-    def __init__(self, config: KafkaConfig, blobs: BlobStore | None = None) -> None:
+    def __init__(self, config: KafkaConfig, blobs: BlobStore | None = None, keys: KeyRing | None = None) -> None:
         self._config = config
         self._blobs = blobs
+        self._keys = keys
         self.gaps: list[Gap] = []
 
     async def poll(
@@ -97,19 +99,32 @@ class Poller:
         )
 
     async def redeemed(self, records: list[Record]) -> list[Record]:
-        """Fetches what claim checks stand for. A missing or damaged object spoils its own record only; a store that
-        does not answer is `StoreUnreachable`, and the records come again."""
-        if self._blobs is None:
+        """Fetches what claim checks stand for, and the keys of encrypted content. A missing or damaged object spoils
+        its own record only, and what is gone because its subject was erased spoils none; a store that does not answer
+        is `StoreUnreachable`, and the records come again."""
+        if self._blobs is None and self._keys is None:
             return records
         for record in records:
             try:
-                ref = claim_of(record)
-                if ref is not None:
+                if self._keys is not None and (subject := subject_of(record)) is not None:
+                    await self._unlock(record, self._keys, subject)
+                elif self._blobs is not None and (ref := claim_of(record)) is not None:
                     record.content = await self._blobs.get(ref)
             except (BlobMissing, BlobCorrupt, DecodeError) as error:
                 at = record.ref
                 record.fault = DecodeError.at(f"claim check: {error}", at.topic, at.partition, at.offset)
         return records
+
+    async def _unlock(self, record: Record, keys: KeyRing, subject: str) -> None:
+        """Has the subject's key at hand when the event is decoded."""
+        record.keys = keys
+        if await keys.find(subject) is None or self._blobs is None or (ref := box_of(record)) is None:
+            return
+        try:
+            record.box = await self._blobs.get_encrypted(ref)
+        except BlobMissing:
+            if not keys.erased(subject):
+                raise
 
     def _bare(self, tps: list[TopicPartition]) -> str:
         return self._config.bare(tps[0].topic) if tps else ""
@@ -150,4 +165,5 @@ def record_of(topic: str, stored: Any) -> Record:
         value=stored.value,
         headers=stored.headers,
         timestamp_ms=stored.timestamp,
+        raw_names=getattr(stored, "raw_names", None),
     )

@@ -15,7 +15,7 @@ of the previous one are being written (the client retries): put much work into e
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer
@@ -42,6 +42,10 @@ Output = tuple[str, int]
 """A partition the stage writes: topic and number."""
 
 
+class _Asked(Exception):
+    """Ends the transaction of `check_owner`."""
+
+
 class Transaction:
     """The open transaction of a stage. Appended events become visible together, at commit, or never."""
 
@@ -66,7 +70,7 @@ class Transaction:
                     topic=topic,
                     partition=number,
                 )
-            value, headers = await self._stage.log.encoded(event)
+            value, headers = await self._stage.log.encoded(topic, key, event)
             names.append(topic)
             pending.append(
                 await self._producer.send(
@@ -78,6 +82,11 @@ class Transaction:
             RecordRef(topic=topic, partition=one.partition, offset=one.offset)
             for topic, one in zip(names, done, strict=True)
         ]
+
+    async def touch(self) -> None:
+        """Writes an empty record, for a transaction that is not to be committed."""
+        topic, number = min(self._stage.outputs)
+        await (await self._producer.send(self._stage.log.config.name(topic), value=b"", key=b"", partition=number))
 
     async def cross_check(self, group: str, offsets: Mapping[Output, int]) -> None:
         """Also commits input offsets to a consumer group, for monitoring tools. Nothing resumes from them."""
@@ -181,6 +190,14 @@ class Stage:
         except BaseException:
             await self._give_up(producer)
             raise
+
+    async def check_owner(self) -> None:
+        """Raises `ProducerFenced` if a newer holder has taken over. Asks the broker, by a transaction that is aborted
+        and that no reader ever sees; for a holder that acts on what it owns without writing."""
+        with suppress(_Asked):
+            async with self.transaction() as transaction:
+                await transaction.touch()
+                raise _Asked
 
     def _fenced_or_lost(self, elapsed: float) -> ProducerFenced | TransactionLost:
         """The broker says the same to a fenced zombie and to a holder whose transaction it timed out; the clock tells

@@ -13,6 +13,15 @@ NO_SEQUENCE = -1
 """`Meta.seq` and `Meta.epoch` of an event that no session owner wrote (inputs, decisions)."""
 
 
+class Cipher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a body lacks, encrypted under its subject's key (`streams/privacy`)."""
+
+    box: bytes = b""
+    """Format, key id, nonce and AES-256-GCM ciphertext; empty where it is an object, which a header then names."""
+    lengths: dict[str, int] = {}
+    """The body's fields that are in the box, and how many bytes each byte field had (0 for others)."""
+
+
 class Meta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Envelope data that travels inside the value, so that it is hashed and replayed with the body."""
 
@@ -31,6 +40,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idempotency_key: str = ""
     time_ms: int = 0
     """Event time by the writer's clock, milliseconds since 1970. Never used to order anything."""
+    cipher: Cipher | None = None
+    """As stored: the content that the body lacks. As read: present only where the reader cannot see the content (the
+    subject was erased, or it has no key), and then the body's content fields are empty of it."""
 
 
 class RecordRef(msgspec.Struct, frozen=True, order=True):
@@ -44,9 +56,12 @@ class RecordRef(msgspec.Struct, frozen=True, order=True):
         return f"{self.topic}/{self.partition}@{self.offset}"
 
 
-class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
+class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A claim check: where the bytes lie and what they must hash to."""
 
     key: str
     sha256: str
     size: int
+    """Of the object as stored."""
+    subject: str = ""
+    """Under whose key the object is encrypted; empty: under nobody's."""

@@ -25,6 +25,11 @@ class ErasureDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     subject: str
     request_id: str
     stores: dict[str, str] = {}
+    """By store what became of the subject's content there."""
+    batches: list[str] = []
+    """Ids of the batches that hold sessions of theirs."""
+    versions: dict[str, list[int]] = {}
+    """By policy the weight versions whose step trained on them; later versions descend from these. Nothing unlearns."""
 
 
 SubjectEvent = ConsentGranted | ConsentWithdrawn | ErasureRequested | ErasureDone
