@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import CaseFailed, Context, command_options
+from odradek.infra.cli.guard import guarded
 
 if TYPE_CHECKING:
     from odradek.infra.config.tree import Config
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 @command_options
 @click.option("--keep", is_flag=True, help="Leave the services and actors running at the end.")
 @click.option("--bench", is_flag=True, help="Three seeds, larger sets, greedy as well; prints the mean gain.")
+@guarded
 def command(context: Context, keep: bool, bench: bool) -> None:
     """Start everything, evaluate, train on rollouts, evaluate again, rebuild every batch, stop everything.
 
@@ -37,7 +39,10 @@ def command(context: Context, keep: bool, bench: bool) -> None:
         # Nobody looks at the live tables here, and their worker would take a tenth of the two cores from the rollouts.
         config = msgspec.structs.replace(config, projections=msgspec.structs.replace(config.projections, enabled=False))
     if bench:
-        outcomes = [run_once(context, one, keep=False) for one in benchmark.configurations(config)]
+        outcomes = {}
+        for one in benchmark.configurations(config):
+            outcomes[one.demo.seed] = run_once(context, one, keep=False)
+            context.say(as_text(outcomes[one.demo.seed]))  # a later seed that fails must not take this one with it
         context.result(benchmark.as_json(outcomes), benchmark.as_text(outcomes))
         return
     outcome = run_once(context, config, keep=keep)
@@ -60,6 +65,7 @@ def run_once(context: Context, config: Config, *, keep: bool) -> DemoOutcome:
     settings = DemoSettings(
         seed=section.seed,
         train_seconds=section.minutes * 60,
+        train_steps=section.steps,
         attempts=config.lane.attempts,
         new_combinations=section.new_combinations,
         unseen_identifiers=section.unseen_identifiers,

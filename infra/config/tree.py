@@ -86,6 +86,18 @@ class S3(Section, frozen=True, kw_only=True):
     """JSON file with access_key and secret_key; none uses the usual AWS chain (environment, profile, role)."""
 
 
+class Privacy(Section, frozen=True, kw_only=True):
+    """The keys of subjects: whose content lies encrypted on the log and in the object store."""
+
+    keys: str | None = None
+    """Folder of the keys; none takes `keys` in the data folder. All hosts of a deployment must share it. Back it up
+    apart from everything else: a copy that outlives an erasure undoes it."""
+    kms_key: str | None = None
+    """Id, ARN or alias of an AWS KMS key that wraps the keys; none stores them as they are."""
+    kms_region: str = "us-east-1"
+    """Region of that KMS key."""
+
+
 class Ray(Section, frozen=True, kw_only=True):
     """Where actors run."""
 
@@ -104,6 +116,17 @@ class Telemetry(Section, frozen=True, kw_only=True):
     """Loopback port of the metrics page; none takes a free one."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe level that is logged."""
+
+
+class Policy(Section, frozen=True, kw_only=True):
+    """The model that is trained and served."""
+
+    dir: str | None = None
+    """Policy directory: config.json, safetensors, tokenizer.json; `odradek policy import` makes one of any Hugging Face
+    Llama, Qwen3 or Qwen3-MoE checkpoint. None is the shipped demo policy. On a cluster: the same path on every host."""
+    max_context: Count | None = None
+    """Tokens that one session may have; none takes all positions of the model, as far as inference.kv_memory_mb holds
+    them."""
 
 
 class Lane(Section, frozen=True, kw_only=True):
@@ -135,8 +158,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     """Step size of AdamW. 0 trains nothing: the control run of the demo."""
     minibatches: Count = 2
     """Optimiser steps a batch; 1 is strictly on-policy."""
-    micro_tokens: Count = 8192
-    """Tokens of one forward and backward. Bounds memory only, never the result."""
+    micro_tokens: Count | None = None
+    """Tokens of one forward and backward: bounds memory, and touches the result by rounding only. None takes what keeps
+    it near 2 GB, at most 8192."""
+    embedding_lr_scale: Positive | None = None
+    """Factor on the embedding's learning rate. None: what the policy's config.json says under this name, else 1."""
     clip_low: Positive = 0.2
     """The ratio's gradient ends below 1 - this."""
     clip_high: Positive = 0.28
@@ -152,6 +178,8 @@ class Inference(Section, frozen=True, kw_only=True):
     """Inference actors, one engine each."""
     max_running: Count = 128
     """Requests that one engine decodes together."""
+    kv_memory_mb: Count = 1024
+    """Most memory of one engine for keys and values, MB. Too little holds few sessions, and short ones."""
     kv_on_reload: Literal["recompute", "keep"] = "recompute"
     """What happens to keys and values of older weights."""
 
@@ -163,6 +191,11 @@ class Session(Section, frozen=True, kw_only=True):
     """Session actors; each hosts many sessions."""
     max_in_flight: Count = 104
     """Sessions at once. Too few leave the engine's batch empty, too many make rollouts stale."""
+    condense: Literal["off", "model", "digest"] = "off"
+    """What happens when a session's context fills: it ends, the model sums up what it knows and goes on (a digest of
+    its calls where it can't), or it goes on from the harness's digest. The demo's policy never learned to sum up."""
+    condense_at: Fraction = 0.8
+    """Share of the context above which it is condensed. The rest is the room of the summary and of a last turn."""
 
 
 class Reward(Section, frozen=True, kw_only=True):
@@ -177,6 +210,28 @@ class Projections(Section, frozen=True, kw_only=True):
 
     enabled: bool = True
     """Whether the worker runs beside the actors. It costs up to a tenth of a core under the demo's load."""
+
+
+class Audit(Section, frozen=True, kw_only=True):
+    """Tamper evidence: the notary, which signs what the log holds."""
+
+    enabled: bool = True
+    """Whether a notary runs beside the actors."""
+    interval_records: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    """Records of a partition after which they are anchored."""
+    interval_s: Positive = 60.0
+    """Seconds after which whatever there is is anchored; younger records can still be changed unseen."""
+    key_file: str | None = None
+    """PEM file of the Ed25519 key that signs, made at the first start; none is audit/notary.key in the data folder."""
+    bucket: str | None = None
+    """Bucket of signed rounds, made with object lock if it does not exist; none is s3.bucket with -audit behind it."""
+    name: Name | None = None
+    """Under which rounds are kept; none takes kafka.prefix. Another name begins another chain, over the log as it then
+    is: for a log that was restored to an older state."""
+    lock_mode: Literal["governance", "compliance"] = "governance"
+    """Object lock: governance can be lifted by who has that permission, compliance by nobody."""
+    lock_days: Count = 365
+    """Days that a round can't be deleted."""
 
 
 class Sandbox(Section, frozen=True, kw_only=True):
@@ -199,6 +254,8 @@ class Demo(Section, frozen=True, kw_only=True):
     """Seed of tasks and sampling."""
     minutes: Positive = 8.0
     """Length of the training window, minutes."""
+    steps: NonNegative = 0
+    """Training steps that end the window before its time; 0 for none. Makes runs comparable between machines."""
     new_combinations: NonNegative = 120
     """Held-out tasks of new combinations that the first and last version are evaluated on."""
     unseen_identifiers: NonNegative = 40
@@ -215,13 +272,16 @@ class Config(Section, frozen=True, kw_only=True):
     data: Data = Data()
     kafka: Kafka = Kafka()
     s3: S3 = S3()
+    privacy: Privacy = Privacy()
     ray: Ray = Ray()
     telemetry: Telemetry = Telemetry()
+    policy: Policy = Policy()
     lane: Lane = Lane()
     trainer: Trainer = Trainer()
     inference: Inference = Inference()
     session: Session = Session()
     reward: Reward = Reward()
     projections: Projections = Projections()
+    audit: Audit = Audit()
     sandbox: Sandbox = Sandbox()
     demo: Demo = Demo()
