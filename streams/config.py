@@ -12,6 +12,16 @@ CONNECT_TIMEOUT_S = 10.0
 """Seconds to reach a broker at start. Too low: a broker still starting is refused. Too high: a wrong address hangs."""
 
 
+class KeyStoreAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where subjects' keys lie (`streams/privacy`)."""
+
+    folder: str = ""
+    """Empty: there is no key store, and content is written as it is."""
+    kms_key: str = ""
+    """Id, ARN or alias of the KMS key that wraps the keys; empty: they are stored as they are."""
+    kms_region: str = ""
+
+
 class KafkaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address, deployment prefix and security of one Kafka cluster."""
 

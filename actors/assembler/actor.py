@@ -8,9 +8,9 @@ from typing import Any
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
+from odradek.actors.runtime.store import log_of
 from odradek.streams.assembly.assembler import Assembler
 from odradek.streams.errors import ProducerFenced, Retryable, Terminal
-from odradek.streams.log import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class AssemblerActor:
         self._loop.main(self._run(), name)
 
     async def _run(self) -> None:
-        event_log = EventLog(self._deployment.kafka)
+        event_log = log_of(self._deployment)
         await event_log.start()
         while True:
             self._assembler = Assembler(event_log, self._deployment.lane.lane)

@@ -22,14 +22,13 @@ from odradek.actors.environment.protocol import Sandbox
 from odradek.actors.environment.start import SandboxFactory, ns_driver
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
-from odradek.actors.runtime.store import object_store
+from odradek.actors.runtime.store import blobs_of
 from odradek.actors.session.ports import Call, CallOutcome, EnvironmentInfo, WorkspaceStart
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import TOOLS, run_call
 from odradek.actors.tools.sandbox_workspace import SandboxWorkspace
 from odradek.actors.tools.spec import ToolState
 from odradek.sandbox_images.store import ImageStore
-from odradek.streams.blobs import BlobStore
 from odradek.streams.events.sessions import WorkspaceDelta
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class EnvironmentActor:
         root = Path(self._deployment.data_dir)
         self._images = ImageStore(root / "images")
         self._driver = ns_driver(self._deployment, self._name, self._images)
-        self._blobs = BlobStore(object_store(self._deployment))
+        self._blobs = blobs_of(self._deployment)
         self._factory = SandboxFactory(self._driver, self._images, self._blobs)
         await asyncio.to_thread(self._factory.image_digest, "demo")
         await self._driver.start()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from odradek.actors.environment.delta import compose
+from odradek.actors.environment.delta import Delta, DeltaEntry, compose
 from odradek.actors.environment.errors import SandboxSpecError
 from odradek.actors.environment.logged import from_logged
 from odradek.actors.environment.ns import NsDriver
@@ -53,6 +53,17 @@ def ns_driver(deployment: Deployment, name: str, images: ImageStore) -> NsDriver
     return NsDriver(Path(deployment.data_dir) / "sandboxes" / name, images, config)
 
 
+def _as_delta(files: Mapping[str, bytes]) -> Delta:
+    """Starting files as changes to an empty workspace, with the folders they need."""
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents} - {"."}
+    entries = [DeltaEntry(path=path, kind="dir", mode=0o755) for path in folders]
+    entries += [
+        DeltaEntry(path=path, kind="file", mode=0o644, size=len(content), content=content)
+        for path, content in files.items()
+    ]
+    return Delta(entries=tuple(sorted(entries, key=lambda entry: entry.path)))
+
+
 class SandboxFactory:
     """Opens sandboxes for one process, over one driver and one image store."""
 
@@ -82,8 +93,10 @@ class SandboxFactory:
         return name
 
     async def open(self, start: WorkspaceStart, deltas: Sequence[WorkspaceDelta], label: str) -> Sandbox:
-        """A fresh sandbox in the logged state. `label` names its owner in `list` and after a crash."""
-        layers = (self._images.layer_from_files(start.files),) if start.files else ()
+        """A fresh sandbox in the logged state. `label` names its owner in `list` and after a crash. Files that are
+        somebody's are put into the sandbox alone: a layer would stay on the host when the session is over."""
+        shared = start.files if not start.subject else {}
+        layers = (self._images.layer_from_files(shared),) if shared else ()
         sandbox = await self.driver.create(
             SandboxSpec(
                 image=self.image_digest(start.image),
@@ -94,6 +107,8 @@ class SandboxFactory:
             )
         )
         try:
+            if start.files and not shared:
+                await sandbox.apply(_as_delta(start.files))
             for command in start.setup:
                 result = await sandbox.exec(ExecRequest(shell=command, timeout_s=SETUP_SECONDS))
                 if result.exit_code != 0:

@@ -21,19 +21,17 @@ from odradek.actors.reward.errors import GraderCouldNotRun
 from odradek.actors.reward.grader import GRADE_DEADLINE_S, GRADER, VERSION, Grade, grade
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
-from odradek.actors.runtime.store import object_store
+from odradek.actors.runtime.store import blobs_of, log_of
 from odradek.actors.telemetry.tracing import Tracing
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams import topics
 from odradek.streams.assembly.reader import Extent, read_sessions
-from odradek.streams.blobs import BlobStore
 from odradek.streams.consumers import HANDLER_S, GroupConsumer
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 from odradek.streams.events.sessions import SessionCompleted, SessionFailed
 from odradek.streams.events.tasks import TaskPublished
-from odradek.streams.log import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +64,8 @@ class RewardActor:
         images = ImageStore(root / "images")
         self._driver = ns_driver(self._deployment, self._name, images)
         await self._driver.start()
-        self._factory = SandboxFactory(self._driver, images, BlobStore(object_store(self._deployment)))
-        self._log = EventLog(self._deployment.kafka)
+        self._factory = SandboxFactory(self._driver, images, blobs_of(self._deployment))
+        self._log = log_of(self._deployment)
         await self._log.start()
         self._consumer = GroupConsumer(
             self._log,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import ray
 
-from odradek.streams.config import KafkaConfig
+from odradek.streams.config import KafkaConfig, KeyStoreAddress
 from odradek.streams.events.groups import LaneConfigured
 
 
@@ -31,6 +31,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     kafka: KafkaConfig
     store: ObjectStoreAddress
+    keys: KeyStoreAddress = KeyStoreAddress()
+    """Where subjects' keys lie; without a folder nobody's content is encrypted."""
     lane: LaneConfigured
     data_dir: str
     """Local scratch of the host's actors: sandbox state, image cache, logs. Nothing that matters lives only here."""

@@ -21,6 +21,7 @@ from odradek.actors.policy.template import XmlTemplate
 from odradek.actors.policy.tokenizer import Tokenizer
 from odradek.actors.runtime.deployment import Deployment, actor_handle
 from odradek.actors.runtime.loop import LoopThread
+from odradek.actors.runtime.store import log_of
 from odradek.actors.session.clients import TOPIC, KafkaJournal, RayEngine, RayEnvironment
 from odradek.actors.session.runner import SessionRunner, SessionSpec
 from odradek.actors.telemetry.tracing import Tracing
@@ -29,7 +30,6 @@ from odradek.actors.tools.registry import TOOLS
 from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.meta import Meta
 from odradek.streams.events.sessions import CancelRequested, MessageReceived, SessionEvent
-from odradek.streams.log import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class SessionActor:
         self._loop.submit(self._start()).result(60)
 
     async def _start(self) -> None:
-        self._log = EventLog(self._deployment.kafka)
+        self._log = log_of(self._deployment)
         await self._log.start()
         namespace = self._deployment.namespace
         engines = [actor_handle(f"inference-{i}", namespace) for i in range(self._deployment.inference_actors)]

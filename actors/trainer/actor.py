@@ -9,13 +9,12 @@ from typing import Any
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
-from odradek.actors.runtime.store import object_store
+from odradek.actors.runtime.store import log_of, object_store
 from odradek.actors.trainer.checkpoint import Checkpoints
 from odradek.actors.trainer.errors import TrainerError
 from odradek.actors.trainer.loop import TrainerLoop
 from odradek.actors.trainer.manifest import Place
 from odradek.streams.errors import ProducerFenced, Retryable, Terminal
-from odradek.streams.log import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class TrainerActor:
 
     async def _run(self) -> None:
         deployment = self._deployment
-        event_log = EventLog(deployment.kafka)
+        event_log = log_of(deployment)
         await event_log.start()
         place = Place(deployment.incarnation, deployment.policy, deployment.lane.lane)
         checkpoints = Checkpoints(object_store(deployment), place)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from odradek.infra.cli.context import Context
-from odradek.infra.config.services import data_dir, kafka_config
+from odradek.infra.config.services import data_dir, kafka_config, key_store
 from odradek.infra.config.tree import Config
 from odradek.streams.config import KafkaConfig
 
@@ -41,14 +41,16 @@ def broker(config: Config) -> KafkaConfig:
 
 @asynccontextmanager
 async def opened_log(context: Context, *, create: bool = False) -> AsyncIterator[EventLog]:
-    """An EventLog. `create` makes missing topics first: for commands that write before any actor ran."""
+    """An EventLog, with the keys of subjects. `create` makes missing topics first: for commands that write before any
+    actor ran."""
     from odradek.streams.admin import ensure_topics
     from odradek.streams.log import EventLog
+    from odradek.streams.privacy.ring import key_ring
 
     config = broker(context.config)
     if create:
         await ensure_topics(config)
-    async with EventLog(config) as event_log:
+    async with EventLog(config, keys=key_ring(key_store(context.config))) as event_log:
         yield event_log
 
 

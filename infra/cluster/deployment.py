@@ -9,7 +9,7 @@ from typing import Any
 
 from odradek.actors.controller.core import RL_LANE
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
-from odradek.infra.config.services import Endpoints, data_dir
+from odradek.infra.config.services import Endpoints, data_dir, key_store
 from odradek.infra.config.tree import Config
 from odradek.streams.events.groups import LaneConfigured
 
@@ -29,6 +29,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
             credentials_file=endpoints.s3_credentials_file,
         ),
         lane=lane_of(config),
+        keys=key_store(config),
         data_dir=str(data_dir(config)),
         policy=config.lane.policy,
         tokenizer_file=str(ASSETS / "tokenizer.json"),

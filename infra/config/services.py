@@ -20,7 +20,7 @@ from odradek.infra.stack.ray_head import RayHead, check_ray
 from odradek.infra.stack.s3 import S3Access, S3Keys, check_s3
 from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import External, Stack
-from odradek.streams.config import KafkaConfig
+from odradek.streams.config import KafkaConfig, KeyStoreAddress
 
 REAP_DEADLINE_S = 20.0
 """Seconds for sandboxes of a driver that has just ended to go away. Removing a large workspace takes a few."""
@@ -45,6 +45,13 @@ class Endpoints(msgspec.Struct, frozen=True):
 def data_dir(config: Config) -> Path:
     """The data folder, `~` expanded."""
     return Path(config.data.dir).expanduser().absolute()
+
+
+def key_store(config: Config) -> KeyStoreAddress:
+    """Where subjects' keys lie."""
+    section = config.privacy
+    folder = Path(section.keys).expanduser().absolute() if section.keys else data_dir(config) / "keys"
+    return KeyStoreAddress(folder=str(folder), kms_key=section.kms_key or "", kms_region=section.kms_region)
 
 
 def kafka_config(config: Config, bootstrap: str) -> KafkaConfig:

@@ -18,7 +18,7 @@ from odradek.actors.environment.delta import Delta
 from odradek.actors.policy.template import XmlTemplate
 from odradek.actors.policy.tokenizer import Tokenizer
 from odradek.actors.runtime.deployment import Deployment, actor_handle
-from odradek.actors.runtime.store import object_store
+from odradek.actors.runtime.store import blobs_of, log_of
 from odradek.infra.serve.answers import Verdict, consent_stands, give_feedback, set_consent
 from odradek.infra.serve.apply import apply
 from odradek.infra.serve.changes import Changes, as_diff, compare
@@ -30,9 +30,7 @@ from odradek.infra.serve.session import KafkaFeed, RayHost, Served, Serving
 from odradek.infra.serve.snapshot import INLINE_BYTES, Snapshot, as_tar, take
 from odradek.infra.serve.view import Line, View
 from odradek.streams import topics
-from odradek.streams.blobs import BlobStore
 from odradek.streams.events.sessions import SessionEvent
-from odradek.streams.log import EventLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +90,12 @@ def about(copied: Copied) -> list[Line]:
 
 async def serve(deployment: Deployment, request: Request, copied: Copied, screen: Screen) -> Finished:
     """A production session on the copy, shown as it happens, to its end."""
-    blobs = BlobStore(object_store(deployment))
+    blobs = blobs_of(deployment)
     tokenizer = await asyncio.to_thread(Tokenizer.from_file, Path(deployment.tokenizer_file))
     template = XmlTemplate(tokenizer)
     session_id = str(uuid.uuid4())
     tree = copied.snapshot.tree
-    async with EventLog(deployment.kafka) as event_log:
+    async with log_of(deployment) as event_log:
         if request.consent is not None:
             await set_consent(event_log, session_id, request.subject, request.consent)
         trainable = await consent_stands(event_log, request.subject)
@@ -160,7 +158,7 @@ def _opening(session_id: str, trainable: bool) -> list[Line]:
 
 async def answer(deployment: Deployment, request: Request, finished: Finished, verdict: Verdict) -> None:
     """Log what the person said."""
-    async with EventLog(deployment.kafka) as event_log:
+    async with log_of(deployment) as event_log:
         await give_feedback(event_log, finished.session_id, request.subject, verdict)
 
 

@@ -17,10 +17,12 @@ import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from odradek.streams.config import KeyStoreAddress
 from odradek.streams.errors import DecodeError, KeyUnavailable, SubjectErased
-from odradek.streams.privacy.keys import KEY_BYTES, KeyStore
+from odradek.streams.privacy.keys import KEY_BYTES, KeyFiles, KeyStore
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -94,6 +96,17 @@ class SubjectKey:
             raise DecodeError(
                 f"encrypted content of subject {self.subject!r} was changed, or belongs to another place"
             ) from None
+
+
+def key_ring(address: KeyStoreAddress) -> KeyRing | None:
+    """A ring of its own over that store; None where there is none."""
+    if not address.folder:
+        return None
+    if not address.kms_key:
+        return KeyRing(KeyFiles(Path(address.folder)))
+    from odradek.streams.privacy.kms import KmsWrapping, kms_client
+
+    return KeyRing(KeyFiles(Path(address.folder), KmsWrapping(kms_client(address.kms_region), address.kms_key)))
 
 
 class KeyRing:
