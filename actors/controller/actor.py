@@ -36,7 +36,7 @@ from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.groups import GroupEvent, GroupOpened, LaneConfigured
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 from odradek.streams.events.sessions import CancelRequested, SamplingParams, SessionOpened
-from odradek.streams.events.tasks import TaskPublished
+from odradek.streams.events.tasks import Budget, TaskPublished
 from odradek.streams.events.weights import CurrentWeights
 from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
@@ -291,9 +291,10 @@ class ControllerActor:
                 image=task.image,
                 files_ref=task.files_ref,
                 setup=task.setup,
+                tokenizer=self._deployment.tokenizer,
                 sampling=SamplingParams(temperature=_temperature(task), seed=sampling_seed(session)),
                 pinned_version=opened.pinned_version,
-                budget=opened.budget,
+                budget=within(opened.budget, self._deployment.max_context),
             ),
             message=task.instruction,
             start=WorkspaceStart(task.image, {p: t.encode() for p, t in task.files.items()}, list(task.setup)),
@@ -320,6 +321,11 @@ class ControllerActor:
                         await self._hosts[index].post.remote(session, cancel)
                 except (ray.exceptions.RayError, TimeoutError) as error:
                     log.warning("session %s was not told that its group is closed: %s", session, error)
+
+
+def within(budget: Budget, context: int) -> Budget:
+    """A task may ask for more context than the policy has; then the session gets, and records, what there is."""
+    return msgspec.structs.replace(budget, max_context_tokens=min(budget.max_context_tokens, context))
 
 
 def _temperature(task: TaskPublished) -> float:

@@ -38,7 +38,7 @@ from odradek.actors.inference.errors import (
 from odradek.actors.inference.pages import PAGE_SIZE, PagePool
 from odradek.actors.inference.sampler import sample
 from odradek.actors.inference.scheduler import Scheduler, Sequence
-from odradek.actors.inference.settings import EngineSettings
+from odradek.actors.inference.settings import EngineSettings, context_of, pages_of
 from odradek.actors.inference.types import MIXED_NUMERICS, EngineStats, FinishReason, SampleRequest, SampleResult
 from odradek.actors.inference.weights import HeldWeights, WeightStore
 from odradek.actors.policy.config import ModelConfig
@@ -69,15 +69,14 @@ class Engine:
         clock: Callable[[], float] = time.time,
     ) -> None:
         settings = settings or EngineSettings()
-        context_pages = -(-config.max_position_embeddings // PAGE_SIZE)
-        num_pages = settings.num_pages or settings.max_running * context_pages * 5 // 4 + 1
+        num_pages = pages_of(config, settings)
         max_running = settings.max_running
         self.config = config
         self.numerics_id = numerics_id
         self.weights = WeightStore(settings.keep_versions)
         self._pool = PagePool(num_pages)
         self._batch = PagedBatch(config, num_pages, max_running)
-        self._context = min(config.max_position_embeddings, self._pool.total * PAGE_SIZE)
+        self._context = context_of(config, settings)
         self._keep_old_kv = settings.kv_on_reload == "keep"
         self._scheduler = Scheduler(self._pool, settings)
         self._clock = clock

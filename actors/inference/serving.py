@@ -9,7 +9,6 @@ leaves the served one in place and is reported.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import uuid
@@ -25,7 +24,7 @@ from odradek.actors.inference.errors import VersionNotHeldError
 from odradek.actors.inference.settings import EngineSettings
 from odradek.actors.inference.types import SampleRequest, SampleResult
 from odradek.actors.inference.weights import FetchedWeights
-from odradek.actors.policy.config import ModelConfig
+from odradek.actors.policy.directory import read_config
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import object_store
@@ -67,10 +66,11 @@ class ServingActor:
         self._checkpoints = Checkpoints(object_store(self._deployment), place)
         self._log = EventLog(self._deployment.kafka)
         await self._log.start()
-        config = ModelConfig.from_hf(json.loads((Path(self._deployment.warm_start_dir) / "config.json").read_bytes()))
+        config = read_config(Path(self._deployment.warm_start_dir))
+        context = min(config.max_position_embeddings, self._deployment.max_context)
         self._running = asyncio.get_running_loop()
         self._engine = InferenceActor(
-            config,
+            msgspec.structs.replace(config, max_position_embeddings=context),
             self._fetch,
             replica=self._name,
             settings=msgspec.convert(self._deployment.engine, EngineSettings),

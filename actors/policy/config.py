@@ -43,6 +43,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_experts_per_tok: int = 2
     moe_intermediate_size: int = 192
     norm_topk_prob: bool = True
+    embedding_lr_scale: float = 1.0
+    """Factor on the embedding's learning rate (`trainer.optim` says why). It belongs to how the embedding was
+    initialised, so it travels with the weights, under this key of `config.json`; a foreign checkpoint has 1."""
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -57,6 +60,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.num_experts and not self.qk_norm:
             raise UnsupportedModelError("a mixture of experts without QK-norm is no shape that we can save")
+
+    @property
+    def training_bytes_per_token(self) -> int:
+        """About what one token's forward keeps for the backward, float32: inputs and outputs of each layer's norms,
+        projections, attention and feed-forward."""
+        heads = self.num_attention_heads + 2 * self.num_key_value_heads
+        wide = self.num_experts_per_tok * self.moe_intermediate_size if self.num_experts else self.intermediate_size
+        return 4 * self.num_hidden_layers * (8 * self.hidden_size + 4 * heads * self.head_dim + 5 * wide)
 
     @property
     def model_type(self) -> str:
@@ -89,6 +100,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "eos_token_id": None,
             "pad_token_id": None,
             "torch_dtype": "float32",
+            "embedding_lr_scale": self.embedding_lr_scale,
         }
         if self.num_experts:
             out |= {
@@ -105,7 +117,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> ModelConfig:
-        """Read a `config.json`; raises `UnsupportedModelError` naming the first key that we do not compute."""
+        """Read a `config.json`; raises `UnsupportedModelError` naming the first key that we do not compute, or that is
+        missing or of the wrong kind."""
+        try:
+            return cls._from_hf(raw)
+        except KeyError as error:
+            raise UnsupportedModelError(f"config.json has no {error.args[0]}") from None
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(f"config.json: {error}") from None
+
+    @classmethod
+    def _from_hf(cls, raw: dict[str, Any]) -> ModelConfig:
         model_type = raw.get("model_type")
         if model_type not in _ARCHITECTURES:
             raise UnsupportedModelError(f"model_type is {model_type!r}, expected one of {sorted(_ARCHITECTURES)}")
@@ -131,6 +153,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             num_experts_per_tok=int(raw["num_experts_per_tok"]) if moe else base.num_experts_per_tok,
             moe_intermediate_size=int(raw["moe_intermediate_size"]) if moe else base.moe_intermediate_size,
             norm_topk_prob=bool(raw.get("norm_topk_prob", False)) if moe else base.norm_topk_prob,
+            embedding_lr_scale=float(raw.get("embedding_lr_scale", 1.0)),
         )
 
 
@@ -139,6 +162,7 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     wrong = {
         f"rope type {kind!r}": kind != "default",
+        "quantization_config": bool(raw.get("quantization_config")),
         "attention_bias": bool(raw.get("attention_bias")),
         "mlp_bias": bool(raw.get("mlp_bias")),
         "use_sliding_window": bool(raw.get("use_sliding_window")),

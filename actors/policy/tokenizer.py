@@ -37,17 +37,32 @@ class Tokenizer:
     def __init__(self, data: str, origin: str = "<memory>") -> None:
         self._origin = origin
         self._data = data
-        self._bpe = HfTokenizer.from_str(data)
+        try:
+            self._bpe = HfTokenizer.from_str(data)
+            raw = json.loads(data)
+        except Exception as error:  # the library raises nothing narrower
+            raise TokenizerError(f"{origin} is no tokenizer file: {error}") from error
+        if raw["model"]["type"] != "BPE" or raw.get("normalizer"):
+            found = f"model {raw['model']['type']}, normalizer {(raw.get('normalizer') or {}).get('type')}"
+            raise TokenizerError(f"{origin}: expected a byte-level BPE that normalises nothing, found {found}")
         self._bpe.encode_special_tokens = True
-        added = {token["content"]: int(token["id"]) for token in json.loads(data)["added_tokens"] if token["special"]}
-        self.specials: dict[str, int] = added
-        self._special_names = {number: name for name, number in added.items()}
+        self._bpe.no_truncation()
+        self._bpe.no_padding()
+        self.specials: dict[str, int] = {t["content"]: int(t["id"]) for t in raw["added_tokens"] if t["special"]}
+        self._plain_added = {int(t["id"]): t["content"].encode() for t in raw["added_tokens"] if not t["special"]}
+        self._special_names = {number: name for name, number in self.specials.items()}
         self.vocab_size: int = max(self._bpe.get_vocab(with_added_tokens=True).values()) + 1
         self._bytes = self._byte_table()
 
     @classmethod
     def from_file(cls, path: Path) -> "Tokenizer":
-        return cls(path.read_text(encoding="utf-8"), str(path))
+        """Raises `TokenizerError`."""
+        try:
+            return cls(path.read_text(encoding="utf-8"), str(path))
+        except FileNotFoundError:
+            raise TokenizerError(f"{path} is missing") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"{path} cannot be read: {error}") from error
 
     @cached_property
     def digest(self) -> str:
@@ -59,6 +74,9 @@ class Tokenizer:
         table = [b""] * self.vocab_size
         for piece, number in self._bpe.get_vocab(with_added_tokens=True).items():
             if number in self._special_names:
+                continue
+            if number in self._plain_added:
+                table[number] = self._plain_added[number]
                 continue
             try:
                 table[number] = bytes(alphabet[char] for char in piece)

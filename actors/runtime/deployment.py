@@ -38,7 +38,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Local scratch of the host's actors: sandbox state, image cache, logs. Nothing that matters lives only here."""
     policy: str = "demo"
     tokenizer_file: str
+    tokenizer: str = ""
+    """Digest of that file; sessions name it, so that a reader knows which tokenizer their tokens are of."""
     warm_start_dir: str
+    """The policy directory: version 0, and the shape of every later one. On a cluster it lies on every host."""
+    max_context: int = 2**31 - 1
+    """Tokens that one session can have, by the model's positions and the engine's memory. A task that asks for more
+    gets this."""
     namespace: str = "odradek"
     incarnation: str = "0"
     session_actors: int = 2

@@ -1,4 +1,4 @@
-"""`odradek replay`: rebuild, verify and export from the log alone. Only the broker has to run."""
+"""`odradek replay`: rebuild, verify, export and score again from the log alone. Only the broker has to run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
 from odradek.infra.cli.log import Say, opened_log, run
+from odradek.infra.cli.replay_rescore import command as rescore
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
     from odradek.streams.replay.export import Decode, ExportReport
     from odradek.streams.replay.select import Filter, OffsetRange
 
-TOKENIZER = Path(__file__).resolve().parents[1] / "demo" / "warmstart" / "assets" / "tokenizer.json"
 LANE = "main-0"
 """The lane that RL groups train on."""
 
 
 @click.group(epilog=EXIT_CODES)
 def command() -> None:
-    """Rebuild, verify or export from the log alone: every other actor may be stopped."""
+    """Rebuild, verify, export or score again from the log alone: every other actor may be stopped."""
 
 
+command.add_command(rescore, "rescore")
 _lane = click.option("--lane", default=LANE, show_default=True, help="Which lane's batches.")
 _batch = click.option("--batch", "batch_id", help="Only the batch of this id.")
 
@@ -125,7 +126,7 @@ def _why(verdict: Any) -> str:
 )
 @click.option("--trained", is_flag=True, help="Only members of an assembled batch.")
 @click.option(
-    "--tokenizer", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="[the shipped policy's]"
+    "--tokenizer", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="[the one of policy.dir]"
 )
 @command_options
 def export(context: Context, form: str, out: Path, overwrite: bool, tokenizer: Path | None, **asked: Any) -> None:
@@ -141,7 +142,10 @@ def export(context: Context, form: str, out: Path, overwrite: bool, tokenizer: P
         raise UsageError(f"{out} exists; --overwrite replaces it")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{out}: there is no folder {out.absolute().parent}")
-    decode = _decoder(tokenizer or TOKENIZER)
+    from odradek.actors.policy.directory import TOKENIZER_FILE
+    from odradek.infra.cluster.policy import policy_dir
+
+    decode = _decoder(tokenizer or policy_dir(context.config) / TOKENIZER_FILE)
     report = run(context, "exporting", lambda tell: _export(context, form, out, wanted, decode, tell))
     left_out = dict(sorted(report.left_out.items()))
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"

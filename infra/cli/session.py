@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +14,7 @@ from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
     from odradek.actors.policy.template import XmlTemplate
+    from odradek.infra.config.tree import Config
     from odradek.infra.observe.fold import RunFold
     from odradek.infra.observe.sessions import SessionBook, SessionNote
     from odradek.infra.observe.transcript import Transcript
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from odradek.streams.events.sessions import SessionOpened
     from odradek.streams.log import EventLog
 
-TOKENIZER = Path(__file__).resolve().parents[1] / "demo" / "warmstart" / "assets" / "tokenizer.json"
 LISTED = 50
 """Newest sessions that `list` shows unless told otherwise. More scrolls the first ones away."""
 
@@ -142,13 +141,13 @@ def show(context: Context, session_id: str) -> None:
 
     async def work(_tell: Say) -> Transcript:
         async with opened_log(context) as event_log:
-            return await read_transcript(event_log, session_id)
+            return await read_transcript(event_log, session_id, context.config)
 
     found = run(context, "reading the log", work)
     context.result(found, as_text(found))
 
 
-async def read_transcript(event_log: EventLog, wanted: str) -> Transcript:
+async def read_transcript(event_log: EventLog, wanted: str, config: Config) -> Transcript:
     """Everything the log has of one session; `UsageError` if there is none, or several begin so."""
     from odradek.infra.observe.transcript import transcript
     from odradek.streams import topics
@@ -166,7 +165,7 @@ async def read_transcript(event_log: EventLog, wanted: str) -> Transcript:
         topics.SESSIONS.partition_of(session_id),
         records,
         files,
-        _template(opened),
+        _template(opened, config),
         await _verdict(event_log, session_id),
     )
     if found is None:
@@ -220,15 +219,18 @@ async def _start(event_log: EventLog, opened: SessionOpened | None) -> dict[str,
     return {path: text.encode() for path, text in body.files.items()} if isinstance(body, TaskPublished) else {}
 
 
-def _template(opened: SessionOpened | None) -> XmlTemplate | None:
-    """The shipped tokenizer, unless the session says that it used another."""
+def _template(opened: SessionOpened | None, config: Config) -> XmlTemplate | None:
+    """The one the session names, of the configured policy or the shipped one; None if neither is it."""
+    from odradek.actors.policy.directory import TOKENIZER_FILE
     from odradek.actors.policy.template import XmlTemplate
     from odradek.actors.policy.tokenizer import Tokenizer
+    from odradek.infra.cluster.policy import ASSETS, policy_dir
 
-    tokenizer = Tokenizer.from_file(TOKENIZER)
-    if opened is not None and opened.tokenizer not in ("", tokenizer.digest):
-        return None
-    return XmlTemplate(tokenizer)
+    for directory in (policy_dir(config), ASSETS):
+        tokenizer = Tokenizer.from_file(directory / TOKENIZER_FILE)
+        if opened is None or opened.tokenizer in ("", tokenizer.digest):
+            return XmlTemplate(tokenizer)
+    return None
 
 
 async def _verdict(event_log: EventLog, session_id: str) -> RewardAssigned | RewardUngraded | None:

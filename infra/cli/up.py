@@ -17,8 +17,11 @@ def command(context: Context, actors: bool) -> None:
     An address in the configuration (kafka.bootstrap, s3.endpoint, ray.address) is checked instead. If anything fails,
     everything that this command started is stopped again.
     """
+    from odradek.infra.cluster.policy import checked
     from odradek.infra.config.services import stack_of
 
+    if actors:
+        checked(context.config)
     stack = stack_of(context.config)
     result = stack.up(context.progress)
     started: list[str] = []

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
-from pathlib import Path
 from typing import Any
 
 from odradek.actors.controller.core import RL_LANE
+from odradek.actors.policy.directory import TOKENIZER_FILE
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
+from odradek.infra.cluster.policy import MEBIBYTE, Sizes, engine_settings, policy_dir, sizes, tokenizer_digest
 from odradek.infra.config.services import Endpoints, data_dir, key_store
 from odradek.infra.config.tree import Config
 from odradek.streams.events.groups import LaneConfigured
 
-MEBIBYTE = 1024 * 1024
-ASSETS = Path(__file__).resolve().parents[1] / "demo" / "warmstart" / "assets"
-"""The shipped tokenizer and warm start."""
-
 
 def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
     """The same configuration on the same host gives the same record."""
+    directory, policy_sizes = policy_dir(config), sizes(config)
     return Deployment(
         kafka=endpoints.kafka,
         store=ObjectStoreAddress(
@@ -28,12 +25,14 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
             region=endpoints.s3_region,
             credentials_file=endpoints.s3_credentials_file,
         ),
-        lane=lane_of(config),
+        lane=lane_of(config, policy_sizes),
         keys=key_store(config),
         data_dir=str(data_dir(config)),
         policy=config.lane.policy,
-        tokenizer_file=str(ASSETS / "tokenizer.json"),
-        warm_start_dir=str(ASSETS),
+        tokenizer_file=str(directory / TOKENIZER_FILE),
+        tokenizer=tokenizer_digest(config),
+        warm_start_dir=str(directory),
+        max_context=policy_sizes.context,
         namespace=f"odradek-{config.kafka.prefix}" if config.kafka.prefix else "odradek",
         incarnation=config.kafka.prefix or "default",
         session_actors=config.session.actors,
@@ -41,7 +40,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         reward_actors=config.reward.actors,
         max_sessions=config.session.max_in_flight,
         max_commands=config.sandbox.max_commands or 2 * (os.cpu_count() or 1),
-        engine={"max_running": config.inference.max_running, "kv_on_reload": config.inference.kv_on_reload},
+        engine=engine_settings(config),
         sandboxes={
             "max_sandboxes": config.sandbox.max_live,
             "min_free_disk_bytes": config.sandbox.min_free_disk_mb * MEBIBYTE,
@@ -54,7 +53,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
     )
 
 
-def lane_of(config: Config) -> LaneConfigured:
+def lane_of(config: Config, policy_sizes: Sizes) -> LaneConfigured:
     """What `lane.configured` will say."""
     lane = config.lane
     return LaneConfigured(
@@ -66,22 +65,21 @@ def lane_of(config: Config) -> LaneConfigured:
         advantage=lane.advantage,
         spread_component=lane.spread_component,
         token_budget=lane.token_budget,
-        training=_training(config),
+        training=_training(config, policy_sizes),
     )
 
 
-def _training(config: Config) -> dict[str, Any]:
-    """`StepSettings` as JSON values; the embedding's scale belongs to how the shipped policy was initialised."""
+def _training(config: Config, policy_sizes: Sizes) -> dict[str, Any]:
+    """`StepSettings` as JSON values."""
     trainer = config.trainer
-    hidden = 128
     return {
         "minibatches": trainer.minibatches,
-        "micro_tokens": trainer.micro_tokens,
+        "micro_tokens": policy_sizes.micro_tokens,
         "objective": {
             "anchor": config.lane.anchor,
             "clip_low": trainer.clip_low,
             "clip_high": trainer.clip_high,
             "kl_coefficient": trainer.kl_coefficient,
         },
-        "optimiser": {"learning_rate": trainer.learning_rate, "embedding_lr_scale": math.sqrt(hidden) / 2},
+        "optimiser": {"learning_rate": trainer.learning_rate, "embedding_lr_scale": policy_sizes.embedding_lr_scale},
     }

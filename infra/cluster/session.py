@@ -14,6 +14,7 @@ import ray.exceptions
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.cluster import actors
 from odradek.infra.cluster.deployment import deployment_of
+from odradek.infra.cluster.policy import check_history, checked
 from odradek.infra.config.services import endpoints, stack_of
 from odradek.infra.config.tree import Config
 from odradek.infra.stack.ray_head import connect
@@ -49,12 +50,15 @@ class Running:
 
 @contextmanager
 def deployment_up(config: Config, say: Say, *, keep: bool = False) -> Iterator[Running]:
-    """Start what does not run yet; stop what this call started, unless `keep`."""
+    """Start what does not run yet; stop what this call started, unless `keep`. Raises `UsageError` before anything is
+    started where the policy can't be served."""
+    checked(config)
     stack = stack_of(config)
     started = bool(stack.up(lambda component, message: say(f"{component}: {message}")).started)
     try:
         deployment = deployment_of(config, endpoints(config))
         asyncio.run(ensure_topics(deployment.kafka))
+        asyncio.run(check_history(config, deployment))
         connect(endpoints(config).ray, namespace=deployment.namespace)
         _quieten()
         ours = not any(actors.exists(name, deployment.namespace) for name in actors.names(deployment))

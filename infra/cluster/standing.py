@@ -14,6 +14,7 @@ import ray
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.cluster import actors
 from odradek.infra.cluster.deployment import deployment_of
+from odradek.infra.cluster.policy import check_history
 from odradek.infra.cluster.session import STATE_TIMEOUT_S, Say
 from odradek.infra.config.services import data_dir, endpoints
 from odradek.infra.config.tree import Config
@@ -32,6 +33,7 @@ def start(config: Config, say: Say) -> list[str]:
         missing = absent(deployment)
         if not missing:
             return []
+        asyncio.run(check_history(config, deployment))
         try:
             actors.start(deployment, say)
         except BaseException:

@@ -23,7 +23,7 @@ from odradek.infra.serve.answers import Verdict, consent_stands, give_feedback, 
 from odradek.infra.serve.apply import apply
 from odradek.infra.serve.changes import Changes, as_diff, compare
 from odradek.infra.serve.errors import FolderRefused
-from odradek.infra.serve.request import spec_of
+from odradek.infra.serve.request import production_budget, spec_of
 from odradek.infra.serve.screen import Screen
 from odradek.infra.serve.select import Selection, select
 from odradek.infra.serve.session import KafkaFeed, RayHost, Served, Serving
@@ -107,6 +107,7 @@ async def serve(deployment: Deployment, request: Request, copied: Copied, screen
             session_id=session_id,
             policy=deployment.policy,
             tokenizer=tokenizer.digest,
+            budget=production_budget(deployment.max_context),
             request=request.text,
             tree=tree,
             files_ref=files_ref,

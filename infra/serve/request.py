@@ -13,11 +13,27 @@ from odradek.streams.events.meta import BlobRef
 from odradek.streams.events.sessions import SamplingParams, SessionOpened
 from odradek.streams.events.tasks import Budget
 
-PRODUCTION_BUDGET = Budget(max_turns=12, max_turn_tokens=160, max_context_tokens=576, wall_seconds=600.0)
-"""Twice the turns of a training attempt. The context is the demo policy's own, 640 positions with some to spare."""
+PRODUCTION_TURNS = 12
+"""Twice the turns of a training attempt."""
+PRODUCTION_SECONDS = 600.0
+"""Wall clock of a session: longer keeps a person waiting, shorter cuts off work on a busy machine."""
+TURN_SHARE = 4
+"""A turn may take this part of the policy's context. Too large a part leaves no room for results."""
+SPARE_SHARE = 10
+"""This part of the context is left unused."""
 
 NAMED_FILES = 8
 """Most modules that a request names for the model. More crowd a small context; it can list the rest itself."""
+
+
+def production_budget(context: int) -> Budget:
+    """What a person's session may use with a policy of that many tokens of context."""
+    return Budget(
+        max_turns=PRODUCTION_TURNS,
+        max_turn_tokens=context // TURN_SHARE,
+        max_context_tokens=context - context // SPARE_SHARE,
+        wall_seconds=PRODUCTION_SECONDS,
+    )
 
 
 def local_subject(name: str | None = None) -> str:
@@ -52,7 +68,7 @@ def spec_of(
     subject: str,
     image: str = "demo",
     temperature: float = 1.0,
-    budget: Budget = PRODUCTION_BUDGET,
+    budget: Budget,
     tenant: str = "default",
 ) -> SessionSpec:
     """A production session. With `files_ref` the event names the object that holds the files, else it carries them."""

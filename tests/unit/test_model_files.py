@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from odradek.actors.policy.config import ModelConfig
+from odradek.actors.policy.directory import EMBED, HEAD
 from odradek.actors.policy.errors import CheckpointLoadError, UnsupportedModelError
-from odradek.actors.policy.hf import EMBED, HEAD, load_hf, load_hf_state, save_hf, to_hf_state
+from odradek.actors.policy.hf import load_hf, load_hf_state, save_hf, to_hf_state
 from odradek.actors.policy.model import Policy
 
 TIED = ModelConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8)

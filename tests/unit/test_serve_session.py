@@ -24,7 +24,7 @@ from odradek.infra.serve import session as serving_module
 from odradek.infra.serve.apply import apply
 from odradek.infra.serve.changes import compare
 from odradek.infra.serve.errors import SessionFault
-from odradek.infra.serve.request import local_subject, message_of, spec_of
+from odradek.infra.serve.request import local_subject, message_of, production_budget, spec_of
 from odradek.infra.serve.session import HostUnavailable, LoggedEvent, Served, Serving, Standing, Tell
 from odradek.infra.serve.snapshot import Tree
 from odradek.streams.blobs import BlobStore, MemoryStore
@@ -47,6 +47,7 @@ def _spec(tree: Tree = COPIED, request: str = "fix test_total") -> SessionSpec:
         session_id=SESSION,
         policy="demo",
         tokenizer="t",
+        budget=production_budget(640),
         request=request,
         tree=tree,
         files_ref=None,
@@ -259,7 +260,14 @@ def test_the_message_names_the_modules_as_training_tasks_do() -> None:
 def test_a_large_tree_is_named_by_its_object_and_still_reaches_the_environment() -> None:
     ref = BlobRef(key="k", sha256="s", size=1)
     spec = spec_of(
-        session_id=SESSION, policy="demo", tokenizer="t", request="r", tree=COPIED, files_ref=ref, subject="user-1"
+        session_id=SESSION,
+        policy="demo",
+        tokenizer="t",
+        budget=production_budget(640),
+        request="r",
+        tree=COPIED,
+        files_ref=ref,
+        subject="user-1",
     )
     assert (spec.opened.files, spec.opened.files_ref) == ({}, ref)
     assert set(spec.start.files) == set(COPIED)

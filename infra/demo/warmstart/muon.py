@@ -22,16 +22,15 @@ NEWTON_SCHULZ_ROUNDS: Final = 5
 """Fewer leaves small directions unscaled, more only costs time."""
 
 
-def warm_start_optimisers(
-    policy: Policy, embedding_lr_scale: float, muon_rate: float, adamw_rate: float
-) -> tuple[Muon, torch.optim.AdamW]:
+def warm_start_optimisers(policy: Policy, muon_rate: float, adamw_rate: float) -> tuple[Muon, torch.optim.AdamW]:
     """Muon on the matrices inside the blocks, AdamW on embedding, norms and routers (scales as in `trainer.optim`)."""
 
     def is_matrix(name: str) -> bool:
         return name.startswith("blocks.") and name.endswith((".qkv", ".o", ".w13", ".w2"))
 
     named = dict(policy.named_parameters())
-    scales = {"embed": embedding_lr_scale, "final_norm": 1 / embedding_lr_scale}
+    scale = policy.config.embedding_lr_scale
+    scales = {"embed": scale, "final_norm": 1 / scale}
     groups: dict[float, list[nn.Parameter]] = {}
     for name, p in named.items():
         if not is_matrix(name):

@@ -12,6 +12,7 @@ minutes the whole state is saved beside the weights, and the same command goes o
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import time
@@ -36,8 +37,6 @@ MUON_RATE: Final = 0.02
 """Rate of the block matrices: their update is orthogonal, so this is the step in units of spectral norm."""
 ADAMW_RATE: Final = 3e-3
 """Rate of embedding (before its scale), norms and routers."""
-EMBEDDING_LR_SCALE: Final = 5.66
-"""sqrt(128)/2, see `actors.trainer.optim`."""
 BATCH_TOKENS: Final = 3_600
 """Tokens a batch: larger batches make too few steps out of the same tokens."""
 CONSTANT_SHARE: Final = 0.4
@@ -82,7 +81,7 @@ class WarmStart:
 
     def __init__(self, policy: Policy, total_tokens: int, seed: int, continued: bool = False) -> None:
         self.policy, self.total_tokens, self.seed, self.continued = policy, total_tokens, seed, continued
-        self.muon, self.adamw = warm_start_optimisers(self.policy, EMBEDDING_LR_SCALE, MUON_RATE, ADAMW_RATE)
+        self.muon, self.adamw = warm_start_optimisers(policy, MUON_RATE, ADAMW_RATE)
         self.step = self.tokens = self.pools = 0
         self.totals = Totals()
 
@@ -197,7 +196,9 @@ def main(tokens: float, seed: int, out: Path, snapshot: tuple[float, ...], exper
 
 def _first(source: Path | None, experts: int, seed: int) -> Policy:
     if source is None:
-        return Policy(ModelConfig(vocab_size=shipped_template().tokenizer.vocab_size, num_experts=experts), seed)
+        config = ModelConfig(vocab_size=shipped_template().tokenizer.vocab_size, num_experts=experts)
+        scale = math.sqrt(config.hidden_size) / 2  # what `Policy` initialises asks for, see `trainer.optim`
+        return Policy(msgspec.structs.replace(config, embedding_lr_scale=scale), seed)
     policy = Policy.load_hf(source)
     return upcycled(policy, experts, seed) if experts else policy
 
