@@ -222,7 +222,7 @@ def every_step_publishes_one_version(world: World) -> Iterator[str]:
         steps = {body.step: body for _, body in world.lane_of(lane, "batches.v1", StepCompleted)}
         published = Counter(body.version for _, body in world.lane_of(lane, "weights.v1", VersionPublished))
         wanted = {0, *steps}
-        if published != Counter(dict.fromkeys(wanted, 1)):
+        if (published or steps) and published != Counter(dict.fromkeys(wanted, 1)):
             yield f"lane {lane}: versions {dict(published)} published for steps {sorted(steps)}"
         for _, body in world.lane_of(lane, "weights.v1", VersionPublished):
             step = steps.get(body.version)
@@ -412,7 +412,7 @@ def every_group_is_closed_once(world: World) -> Iterator[str]:
         members.setdefault(body.group_id, set()).update(names)
     for seen, seal in world.bodies("groups.v1", GroupSealed):
         strangers = {member.session_id for member in seal.members} - members.get(seal.group_id, set())
-        if strangers:
+        if strangers and seal.group_id in members:
             yield f"group {seal.group_id} sealed at {seen.ref} with {sorted(strangers)}, who were never its members"
 
 

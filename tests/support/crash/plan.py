@@ -1,0 +1,111 @@
+"""Which faults a run gets: a pure function of the seed, the number and the names of what runs.
+
+A plan is a list of rounds; the faults of one round are injected together. `Fault.to_json` and the seed are all that a
+report needs to repeat it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from odradek.streams.faults import POINTS
+from support.crash.proxy import MODES
+
+WEIGHTS = {
+    "kill": 30,
+    "kill at point": 16,
+    "kill helper": 6,
+    "kill sandbox": 6,
+    "pause": 12,
+    "zombie": 6,
+    "broker kill": 3,
+    "broker pause": 3,
+    "broker slow": 3,
+    "store": 12,
+    "duplicate": 12,
+    "rebalance": 6,
+    "clock": 6,
+}
+"""How often each kind is drawn. Kills of processes lead; a broker restart costs ten seconds of everybody's time."""
+
+PAUSES_S = (1.0, 3.0, 8.0, 14.0, 24.0)
+"""Seconds of SIGSTOP. Below 10 s nobody misses the process; above, its transaction is timed out and its partitions are
+given away before it comes back."""
+STORE_S = (2.0, 5.0, 10.0)
+CLOCKS_S = (-3600.0, -30.0, 45.0, 3600.0, 0.0, 0.0)
+"""Wall-clock jumps; 0 puts the clock right again."""
+ZOMBIES = ("assembler", "trainer", "controller")
+"""Roles with a transactional id: a rival takes over while they stand still, then they come back."""
+AT_ONCE = (1, 1, 2, 2, 3)
+"""Faults of one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. `target`: an actor's name, or empty; `how`: mode, point or topic; `amount`: seconds or a count."""
+
+    kind: str
+    target: str = ""
+    how: str = ""
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        told = [self.kind, self.target, self.how, f"{self.amount:g}" if self.amount else ""]
+        return " ".join(part for part in told if part)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan(seed: int, faults: int, actors: Sequence[str], kinds: Sequence[str] = ()) -> list[list[Fault]]:
+    """`faults` faults in rounds. `actors`: every actor's name; `kinds`: only these (all by default). The first faults
+    go through the kinds once, so that a short run has seen most of them."""
+    rng = random.Random(f"odradek crash {seed}")
+    wanted = [kind for kind in WEIGHTS if not kinds or kind in kinds]
+    first = rng.sample(wanted, len(wanted))
+    drawn = [*first[:faults], *rng.choices(wanted, [WEIGHTS[kind] for kind in wanted], k=max(0, faults - len(first)))]
+    made = [_fault(kind, rng, sorted(actors)) for kind in drawn]
+    rounds: list[list[Fault]] = []
+    while made:
+        size = rng.choice(AT_ONCE)
+        rounds.append(made[:size])
+        made = made[size:]
+    return rounds
+
+
+def _fault(kind: str, rng: random.Random, actors: Sequence[str]) -> Fault:
+    sandboxed = [name for name in actors if name.startswith(("environment", "reward"))]
+    match kind:
+        case "kill at point":
+            roles = {name for point in POINTS for name in actors if name.startswith(point.partition(".")[0])}
+            target = rng.choice(sorted(roles))
+            point = rng.choice([p for p in POINTS if target.startswith(p.partition(".")[0])])
+            return Fault(kind, target, point, rng.randint(1, 2))
+        case "kill helper":
+            helped = [*sandboxed, *(name for name in actors if name == "projections")]
+            return Fault(kind, rng.choice(helped))
+        case "kill sandbox":
+            return Fault(kind, rng.choice(sandboxed))
+        case "pause":
+            return Fault(kind, rng.choice(actors), "", rng.choice(PAUSES_S))
+        case "zombie":
+            return Fault(kind, rng.choice(ZOMBIES))
+        case "broker pause":
+            return Fault(kind, "", "", rng.choice(PAUSES_S))
+        case "broker slow":
+            return Fault(kind, "", "", 6.0)
+        case "store":
+            return Fault(kind, "", rng.choice(MODES[1:]), rng.choice(STORE_S))
+        case "duplicate":
+            return Fault(kind, "", rng.choice(["tasks.v1", "sessions.v1", "sessions.v1", "rewards.v1"]), rng.random())
+        case "rebalance":
+            return Fault(kind, "", "reward", rng.choice((2.0, 6.0)))
+        case "clock":
+            return Fault(kind, rng.choice([n for n in actors if n != "projections"]), "", rng.choice(CLOCKS_S))
+        case "kill":
+            return Fault(kind, rng.choice(actors))
+        case _:
+            return Fault(kind)

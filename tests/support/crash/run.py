@@ -1,0 +1,412 @@
+"""One run: a stack, a tiny job, faults by seed, rest, and what the guarantees say of all of it.
+
+Owns no truth: progress, rest and verdicts are read from the log and the host. Consumes a `Settings`; produces an
+`Outcome`. Waits: for progress after each round of faults (`PROGRESS_S`) and for rest at the end (`SETTLE_S`); a wait
+that runs out ends the run and is itself a violation, with what stood still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from odradek.actors.projections.actor import SNAPSHOT
+from odradek.infra.cluster import actors
+from odradek.infra.cluster.session import Running, deployment_up
+from odradek.infra.config.load import load
+from odradek.infra.observe.fold import RunFold
+from odradek.infra.observe.follow import RunFollower
+from odradek.infra.stack.seaweed import Seaweed
+from odradek.infra.stack.stack import Stack
+from odradek.streams import topics
+from odradek.streams.envelope import Record
+from odradek.streams.errors import StreamError
+from odradek.streams.events.sessions import SessionCompleted, SessionFailed, SessionOpened
+from odradek.streams.log import EventLog
+from odradek.streams.projections.fold import fold as fold_tables
+from odradek.streams.projections.views import Snapshot, snapshot
+from odradek.streams.replay.rebuild import rebuild_all
+from support.crash.checks import Violation, violations
+from support.crash.cluster import Cluster
+from support.crash.host import held, instances, left_behind
+from support.crash.inject import Injector
+from support.crash.load import ATTEMPTS, Load
+from support.crash.plan import Fault, plan
+from support.crash.proxy import FaultyProxy
+from support.crash.world import Answer, World, world_of
+
+PROGRESS_S = 300.0
+"""Seconds for the job to go on after a round of faults. The longest honest wait: a dead session host's members are
+handed over, an engine starts, a session gives up on it (120 s) and is replaced."""
+SETTLE_S = 600.0
+"""Seconds for everything under way to end. A group's own deadline is 180 s, a session's wall clock 300 s."""
+STEP_EVERY = 5
+"""Rounds after which a training step must have been taken as well."""
+SESSION_RECORDS = 12
+"""Records on sessions.v1 that count as going on."""
+LOOK_S = 0.5
+QUIET_S = 3.0
+"""Seconds without a change before the run counts as at rest."""
+
+FLAGS = (
+    "lane.groups_per_batch=2",
+    f"lane.attempts={ATTEMPTS}",
+    "trainer.minibatches=1",
+    "session.max_in_flight=24",
+    "session.actors=2",
+    "inference.replicas=2",
+    "reward.actors=2",
+    "kafka.prefix=crash",
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to do. The same settings give the same plan of faults."""
+
+    faults: int
+    seed: int
+    data: Path
+    kinds: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    first_step_s: float = 300.0
+    """Seconds for the first training step, before any fault."""
+
+
+@dataclass
+class Outcome:
+    """What happened."""
+
+    injected: list[Fault] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def run(settings: Settings, say: Say = print) -> Outcome:
+    """Start everything, hurt it, let it rest, stop everything, look."""
+    began, outcome = time.monotonic(), Outcome()
+    known: set[str] = set()
+    with services(settings.data) as (proxy, store):
+        flags = [*FLAGS, *settings.flags, f"s3.endpoint={store['endpoint']}", f"s3.bucket={store['bucket']}"]
+        flags.append(f"s3.credentials_file={store_of(settings.data).keys_file}")
+        config = load(flags=flags, data=settings.data, environment={}).config
+        with deployment_up(config, say) as running:
+            world = asyncio.run(Crash(settings, running, proxy, store, outcome, known, say).run())
+    world.left = [*world.left, *left_behind(settings.data, known)]
+    outcome.violations = violations(world)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def store_of(data: Path) -> Seaweed:
+    """The object store lies beside the deployment's stack, so that a proxy can stand between them."""
+    return Seaweed(data / "store")
+
+
+@contextlib.contextmanager
+def services(data: Path) -> Iterator[tuple[FaultyProxy, dict[str, Any]]]:
+    """A store and the proxy in front of it; yields plain S3 settings that lead through the proxy."""
+    data.mkdir(parents=True, exist_ok=True)
+    seaweed = store_of(data)
+    stack = Stack(data / "store", [seaweed])
+    stack.up()
+    try:
+        access = seaweed.access(stack.address("s3"))
+        assert access.keys is not None
+        with FaultyProxy(int(stack.address("s3").rpartition(":")[2])) as proxy:
+            yield proxy, {
+                "endpoint": f"http://127.0.0.1:{proxy.port}", "bucket": access.bucket, "region": access.region,
+                "access_key": access.keys.access_key, "secret_key": access.keys.secret_key,
+            }  # fmt: skip
+    finally:
+        stack.down()
+
+
+class Crash:
+    """The asynchronous part of one run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        running: Running,
+        proxy: FaultyProxy,
+        store: dict[str, Any],
+        outcome: Outcome,
+        known: set[str],
+        say: Say,
+    ) -> None:
+        self._settings = settings
+        self._outcome = outcome
+        self._known = known
+        self._say = say
+        self._cluster = Cluster(running)
+        self._injector = Injector(self._cluster, settings.data, store, proxy, say)
+        self._kafka = running.deployment.kafka
+        self._lane = running.deployment.lane.lane
+        self._waits: list[str] = []
+        self._sessions_read: dict[int, int] = {}
+        self._opened, self._ended = set[str](), set[str]()
+
+    async def run(self) -> World:
+        """Faults, rest, answers, the log."""
+        async with EventLog(self._kafka) as event_log:
+            self._follower, self._log = RunFollower(event_log), event_log
+            self._load = Load(event_log, self._settings.seed)
+            publishing = asyncio.create_task(self._publish())
+            try:
+                await self._first_step()
+                await self._rounds()
+            finally:
+                publishing.cancel()
+                await asyncio.gather(publishing, return_exceptions=True)
+            settled = not self._waits and await self._settle()
+            answers = await self._answers() if settled else []
+            left = await self._still_held() if settled else []
+            self._known |= instances(self._settings.data)
+            await asyncio.to_thread(actors.stop, self._cluster.deployment)
+            self._outcome.skipped = self._injector.skipped
+            self._outcome.duplicates = self._injector.duplicates
+            return await self._world(settled, answers, left)
+
+    # -- faults ------------------------------------------------------------------------------------------------
+
+    async def _first_step(self) -> None:
+        self._say("waiting for the first training step")
+        await self._until(lambda fold: bool(fold.steps), self._settings.first_step_s, "the first step")
+
+    async def _rounds(self) -> None:
+        rounds = plan(self._settings.seed, self._settings.faults, self._cluster.names, self._settings.kinds)
+        for number, faults in enumerate(rounds):
+            if self._waits:
+                return
+            began = time.monotonic()
+            told = "; ".join(map(str, faults))
+            self._known |= instances(self._settings.data)
+            self._outcome.injected += faults
+            try:
+                await asyncio.gather(*(self._injector.inject(fault) for fault in faults))
+            except TimeoutError:
+                await self._stalled(f"round {number} ({told}): an actor did not come up again")
+                return
+            hurt = time.monotonic() - began
+            await self._goes_on(number, told)
+            fold = self._follower.fold
+            self._say(
+                f"round {number + 1}/{len(rounds)}, {len(self._outcome.injected)} faults: {told} "
+                f"({hurt:.0f} s, went on after {time.monotonic() - began - hurt:.0f} s; "
+                f"{len(fold.steps)} steps, {len(fold.open_groups)} groups open)"
+            )
+
+    async def _goes_on(self, number: int, told: str) -> None:
+        """New session records and a new verdict; now and then a new step."""
+        try:
+            fold = await self._refresh()
+            verdicts, steps = len(fold.gradings) + len(fold.ungraded_sessions), len(fold.steps)
+            records = await self._session_records()
+        except TimeoutError:
+            await self._stalled(f"round {number} ({told}): the log can't be read")
+            return
+        wanted_steps = steps + (number % STEP_EVERY == STEP_EVERY - 1)
+        deadline = time.monotonic() + PROGRESS_S
+        while True:
+            fold, now = await self._refresh(), await self._session_records()
+            seen = len(fold.gradings) + len(fold.ungraded_sessions)
+            if now >= records + SESSION_RECORDS and seen > verdicts and len(fold.steps) >= wanted_steps:
+                return
+            if time.monotonic() > deadline:
+                await self._stalled(
+                    f"round {number} ({told}): within {PROGRESS_S:g} s {now - records} session records, "
+                    f"{seen - verdicts} verdicts, {len(fold.steps) - steps} steps"
+                )
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _stalled(self, what: str) -> None:
+        states = {name: await self._cluster.state(name) for name in self._cluster.names if "session" not in name}
+        pids = {name: self._cluster.pid(name) for name in self._cluster.names}
+        evidence = {"states": states, "pids": pids}
+        self._waits.append(what)
+        (self._settings.data / "stalled.json").write_text(json.dumps(evidence, indent=1, default=str))
+        self._say(f"STALLED: {what}; {json.dumps(evidence, default=str)}")
+
+    # -- the job -----------------------------------------------------------------------------------------------
+
+    async def _publish(self) -> None:
+        """Keep tasks waiting for as long as the run lasts."""
+        while True:
+            state = await self._cluster.state("controller")
+            if state:
+                await self._load.top_up(int(state["waiting_tasks"]))
+            await asyncio.sleep(LOOK_S)
+
+    async def _refresh(self) -> RunFold:
+        """The fold of what is on the log now; a broker that is away is waited for. Raises TimeoutError."""
+        async with asyncio.timeout(PROGRESS_S):
+            while True:
+                try:
+                    return await self._follower.refresh()
+                except StreamError:
+                    await asyncio.sleep(LOOK_S)
+
+    async def _session_records(self) -> int:
+        async with asyncio.timeout(PROGRESS_S):
+            while True:
+                try:
+                    return sum((await self._log.stable_ends(topics.SESSIONS.name)).values())
+                except StreamError:
+                    await asyncio.sleep(LOOK_S)
+
+    async def _until(self, ready: Callable[[RunFold], bool], seconds: float, what: str) -> bool:
+        deadline = time.monotonic() + seconds
+        while not ready(await self._refresh()):
+            if time.monotonic() > deadline:
+                await self._stalled(f"waited {seconds:g} s for {what}")
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    # -- rest --------------------------------------------------------------------------------------------------
+
+    async def _settle(self) -> bool:
+        """Nothing waits, nothing runs, everything assembled is trained: and it stays so for a while."""
+        self._say("letting what is under way end")
+        fold = await self._refresh()
+        decided = {group.task for group in fold.groups.values()}
+        await self._load.cancel({ref for ref in self._load.tasks if ref not in decided})
+        deadline, quiet_since, seen = time.monotonic() + SETTLE_S, time.monotonic(), (-1, "")
+        while True:
+            fold = await self._refresh()
+            unended = await self._unended()
+            what = self._unfinished(fold, unended)
+            now = (await self._session_records(), what)
+            if now != seen:
+                seen, quiet_since = now, time.monotonic()
+            if not what and time.monotonic() - quiet_since > QUIET_S:
+                return True
+            if time.monotonic() > deadline:
+                await self._stalled(f"not at rest after {SETTLE_S:g} s: {what}")
+                return False
+            await asyncio.sleep(LOOK_S * 2)
+
+    def _unfinished(self, fold: RunFold, unended: list[str]) -> str:
+        if fold.open_groups:
+            return f"{len(fold.open_groups)} groups are open: {sorted(fold.open_groups)[:5]}"
+        if fold.untrained:
+            return f"{fold.untrained} batches are not trained"
+        return f"{len(unended)} sessions have not ended: {unended[:5]}" if unended else ""
+
+    async def _unended(self) -> list[str]:
+        """Sessions that were opened and have no end yet, by their records' types alone. Reads what is new."""
+        async for record in self._everything(topics.SESSIONS.name, self._sessions_read):
+            kind = type_of(record)
+            if kind == TAGS["opened"]:
+                self._opened.add(record.key or "")
+            elif kind in TAGS["ended"]:
+                self._ended.add(record.key or "")
+        return sorted(self._opened - self._ended)
+
+    async def _everything(self, topic: str, read: dict[int, int] | None = None) -> AsyncIterator[Record]:
+        """Every record of a topic from `read` on, which is brought up to date."""
+        read = {} if read is None else read
+        for number, end in sorted((await self._log.stable_ends(topic)).items()):
+            start = read.get(number, await self._log.beginning(topic, number))
+            async for record in self._log.read(topic, number, start, end):
+                yield record
+            read[number] = end
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    async def _answers(self) -> list[Answer]:
+        """What actors and projections say at rest, beside what the log says."""
+        fold = await self._refresh()
+        assembled = sum(batch.lane == self._lane for batch in fold.batches.values())
+        wanted: dict[str, dict[str, Any]] = {
+            "controller": {"open_groups": 0, "waiting_tasks": 0, "assembled": assembled, "trained": len(fold.steps)},
+            "trainer": {"version": len(fold.steps), "fault": ""},
+            "assembler": {"fault": ""},
+        } | {name: {"version": fold.current} for name in self._cluster.names if name.startswith("inference")}
+        answers = []
+        for name, facts in wanted.items():
+            said = await self._agrees(name, facts)
+            answers += [Answer(name, what, said.get(what), folded) for what, folded in facts.items()]
+        return [*answers, await self._tables()]
+
+    async def _agrees(self, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+        """The actor's state once it agrees, or as it is when patience ends: one that was just started reads on."""
+        deadline = time.monotonic() + PROGRESS_S / 3
+        while True:
+            state = await self._cluster.state(name)
+            if all(state.get(what) == folded for what, folded in facts.items()) or time.monotonic() > deadline:
+                return state
+            await asyncio.sleep(LOOK_S)
+
+    async def _tables(self) -> Answer:
+        meant = msgspec.to_builtins(snapshot(await fold_tables(self._log)))
+        path, deadline = self._settings.data / "projections" / SNAPSHOT, time.monotonic() + PROGRESS_S / 3
+        while True:
+            said: Any = None
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                said = msgspec.to_builtins(msgspec.json.decode(path.read_bytes(), type=Snapshot))
+            if said == meant or time.monotonic() > deadline:
+                differing = [part for part in meant if said is None or said.get(part) != meant[part]]
+                return Answer("projections", "tables that differ from a plain fold", differing, [])
+            await asyncio.sleep(LOOK_S)
+
+    async def _still_held(self) -> list[str]:
+        """Sandboxes that live though every session has ended."""
+        deadline = time.monotonic() + PROGRESS_S / 3
+        while True:
+            found = held(self._settings.data)
+            if not found or time.monotonic() > deadline:
+                return [f"{box}: still there with every session ended" for box in found]
+            await asyncio.sleep(LOOK_S)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    async def _world(self, settled: bool, answers: list[Answer], left: list[str]) -> World:
+        self._say("reading the whole log and rebuilding every batch")
+        records = [record for topic in topics.BY_NAME async for record in self._everything(topic)]
+        report = await rebuild_all(self._log, self._lane)
+        world = world_of(
+            records,
+            acknowledged=self._load.acknowledged,
+            rebuilt={batch.batch_id: batch.identical for batch in report.batches},
+            answers=answers,
+            left=left,
+            waits=self._waits,
+            settled=settled,
+        )
+        kinds = Counter(type(seen.body).__name__ for rows in world.log.values() for seen in rows)
+        self._outcome.counts = {
+            "acknowledged": len(world.acknowledged), "records": len(records), "sessions": len(world.sessions),
+            "resumed": kinds["SessionResumed"], "failed": kinds["SessionFailed"], "results": kinds["ToolCompleted"],
+            "groups": kinds["GroupOpened"], "replaced": kinds["MemberReplaced"],
+            "discarded": kinds["GroupDiscarded"], "batches": len(report.batches), "identical": report.identical,
+            "steps": kinds["StepCompleted"],
+        }  # fmt: skip
+        return world
+
+
+TAGS: dict[str, Any] = {
+    "opened": SessionOpened.__struct_config__.tag,
+    "ended": {SessionCompleted.__struct_config__.tag, SessionFailed.__struct_config__.tag},
+}
+
+
+def type_of(record: Record) -> str:
+    """A record's type by its header."""
+    return next((value or b"" for name, value in record.headers if name == "ce_type"), b"").decode(errors="replace")
