@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from odradek.actors.trainer.step import StepReport, StepSettings, train_step
 from odradek.kernels.numerics import numerics_id
 from odradek.streams import topics
 from odradek.streams.assembly.v1.batch import MicroArrays
+from odradek.streams.assembly.v1.sequence import Sequence
 from odradek.streams.assembly.versions import assembler
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.errors import UndecodableRecord
@@ -43,6 +44,7 @@ from odradek.streams.events.weights import VersionPublished
 from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
 from odradek.streams.privacy.consent import Consents
+from odradek.streams.privacy.leaves import LeafKey, leaf_keys_of
 from odradek.streams.replay.rebuild import lane_config, sequences_of
 from odradek.streams.transactions import Stage
 
@@ -179,11 +181,13 @@ class TrainerLoop:
     async def _train(self, offset: int, batch: BatchAssembled) -> _Done:
         assert self._state is not None
         state = self._state
-        await self._consents.refresh(self._log)
+        sequences = await sequences_of(self._log, batch)
+        leaf_key = await leaf_keys_of(self._log, batch, sequences)
+        await self._consents.refresh(self._log)  # after the keys: whoever was erased is found to be without consent
         left_out = [m.session_id for m in batch.members if m.subject and not self._consents(m.subject)]
         consent = ConsentRead(self._consents.offset, left_out)
         config = await lane_config(self._log, batch)
-        arrays = await self._materialise(batch, config.max_staleness, frozenset(left_out))
+        arrays = self._materialise(batch, sequences, leaf_key, config.max_staleness, frozenset(left_out))
         settings = msgspec.convert(config.training, StepSettings)
         began = asyncio.get_running_loop().time()
         report = await self._compute(
@@ -201,14 +205,20 @@ class TrainerLoop:
         await reach("trainer.after_publish")
         return _Done(report, published)
 
-    async def _materialise(
-        self, batch: BatchAssembled, max_staleness: int, left_out: frozenset[str]
+    @staticmethod
+    def _materialise(
+        batch: BatchAssembled,
+        sequences: Mapping[str, Sequence],
+        leaf_key: LeafKey,
+        max_staleness: int,
+        left_out: frozenset[str],
     ) -> list[MicroArrays]:
-        """The batch's arrays from exactly the records it names; raises BatchError where their hash is another one."""
-        sequences = await sequences_of(self._log, batch)
+        """The batch's arrays from exactly the records it names; raises BatchError where their hash is another one.
+        What nobody can read any more has no hash; it has no weight either, and keeps its place."""
         code = assembler(batch.assembler_version)
-        leaves: dict[str, str] = code.verify(batch, sequences, max_staleness)
-        wrong = [f"{session} is {verdict}" for session, verdict in leaves.items() if verdict != "rebuilt"]
+        leaves: dict[str, str] = code.verify(batch, sequences, max_staleness, leaf_key)
+        unseen = {session for session, verdict in leaves.items() if verdict == "erased"} & left_out
+        wrong = [f"{s} is {verdict}" for s, verdict in leaves.items() if verdict != "rebuilt" and s not in unseen]
         if wrong:
             raise BatchError(
                 f"batch {batch.batch_id} (ordinal {batch.ordinal}): the log does not give what the batch recorded: "

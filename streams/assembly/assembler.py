@@ -18,18 +18,37 @@ import logging
 from odradek.streams import topics
 from odradek.streams.assembly.reader import read_group
 from odradek.streams.assembly.v1.batch import Positions, build
-from odradek.streams.assembly.v1.select import Choice, GroupRecords, choose
+from odradek.streams.assembly.v1.select import Choice, GroupRecords, Kept, choose
 from odradek.streams.envelope import Event, Record
-from odradek.streams.errors import NoPosition, UndecodableRecord
+from odradek.streams.errors import KeyUnavailable, NoPosition, UndecodableRecord
 from odradek.streams.events.batches import BatchAssembled
 from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
 from odradek.streams.privacy.consent import Consents
+from odradek.streams.privacy.leaves import LeafKey, leaf_keys
 from odradek.streams.sealing import GroupRule
 from odradek.streams.transactions import Stage
 
 log = logging.getLogger(__name__)
+
+
+def _check_readable(kept: list[Kept], leaf_key: LeafKey) -> None:
+    """No batch is made of what its maker could not read. Keys were read before consent, so an erased subject's groups
+    have been dropped; what is left is a fault of the set-up, which a person must see."""
+    for sequence in (one.sequence for group in kept for one in group.candidates):
+        subject, readable = sequence.meta.subject, not sequence.withheld
+        try:
+            leaf_key(subject)
+        except KeyError:
+            readable = False
+        if not readable:
+            raise KeyUnavailable(
+                f"session {sequence.session_id} of subject {subject!r} may be trained on and cannot be read: its key "
+                f"is not in this key store, or was destroyed though no erasure is on subjects.v1. Give the assembler "
+                f"the deployment's own (privacy.keys), or settle it with `odradek subject erase`",
+                subject=subject,
+            )
 
 
 class Assembler:
@@ -108,12 +127,14 @@ class Assembler:
             raise NoPosition(f"lane {self._lane}: group sealed at {record.ref} before any lane.configured")
         self._pending.append(await read_group(self._log, record.ref.offset, sealed))
         await reach("assembler.group_read")
+        leaf_key = await leaf_keys(self._log, (s.meta.subject for g in self._pending for s in g.sequences.values()))
         await self._consents.refresh(self._log)
         chosen = choose(self._pending, self._config[1], self._consents)
         if len(chosen.kept) >= self._config[1].groups_per_batch:
-            await self._commit(stage, record.ref.offset, chosen)
+            _check_readable(chosen.kept, leaf_key)
+            await self._commit(stage, record.ref.offset, chosen, leaf_key)
 
-    async def _commit(self, stage: Stage, input_offset: int, chosen: Choice) -> None:
+    async def _commit(self, stage: Stage, input_offset: int, chosen: Choice, leaf_key: LeafKey) -> None:
         assert self._config is not None
         config_offset, config = self._config
         positions = Positions(
@@ -122,7 +143,7 @@ class Assembler:
             subjects_offset=self._consents.offset,
             weights_offset=await self._log.stable_end(topics.WEIGHTS.name, 0),
         )
-        batch = build(chosen.kept, chosen.dropped, config, self._ordinal, positions)
+        batch = build(chosen.kept, chosen.dropped, config, self._ordinal, positions, leaf_key)
         event = Event.of(batch, id=batch.batch_id, source=f"assembler.{self._lane}")
         async with stage.transaction() as transaction:
             await transaction.append(topics.BATCHES.name, self._lane, event)

@@ -26,10 +26,8 @@ class BatchMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     newest_version: int = 0
     subject: str = ""
     leaf: str = ""
-    """Hex digest of the canonical sequence."""
+    """Hex digest of the canonical sequence (HMAC under the subject's key where there is one)."""
     truncated: bool = False
-    keyed: bool = False
-    """The leaf is an HMAC under the subject's key: without the key it confirms no guess."""
 
 
 class DroppedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,7 +2,7 @@
 
 Reads batches.v1, the lane's configuration, and exactly the records each batch names. Needs no actor and no trainer.
 A batch is byte-identical when every leaf matches what was recorded at training time and assembling its groups again
-gives the recorded event byte for byte.
+gives the recorded event byte for byte. Members whose subject was erased are named; everything else still has to match.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
 from odradek.streams.privacy.consent import Consents
+from odradek.streams.privacy.leaves import leaf_keys_of
 from odradek.streams.sealing import GroupRule
 
 Say = Callable[[str], None]
@@ -36,12 +37,18 @@ class BatchVerdict:
     leaves: dict[str, str]
     """Session id to rebuilt, erased, missing or mismatch."""
     reassembled: bool
-    """Whether assembling its groups again gave the very same event: members, advantages, layout, hashes."""
+    """Whether assembling its groups again gave the very same event: members, advantages, layout, hashes. An erased
+    member's leaf, which nobody can make again, is taken as recorded."""
 
     @property
     def identical(self) -> bool:
         """Every leaf rebuilt and the event made again byte for byte."""
         return self.reassembled and all(verdict == "rebuilt" for verdict in self.leaves.values())
+
+    @property
+    def intact(self) -> bool:
+        """Identical, but for members whose subject was erased."""
+        return self.reassembled and all(verdict in ("rebuilt", "erased") for verdict in self.leaves.values())
 
 
 @dataclass(slots=True)
@@ -54,8 +61,15 @@ class RebuildReport:
     def identical(self) -> int:
         return sum(batch.identical for batch in self.batches)
 
+    @property
+    def erased(self) -> int:
+        """Members that cannot be rebuilt because their subject was erased."""
+        return sum(verdict == "erased" for batch in self.batches for verdict in batch.leaves.values())
+
     def __str__(self) -> str:
-        return f"{self.identical}/{len(self.batches)} byte-identical"
+        said = f"{self.identical}/{len(self.batches)} byte-identical"
+        intact = sum(batch.intact for batch in self.batches)
+        return f"{said}; {intact}/{len(self.batches)} but for {self.erased} erased members" if self.erased else said
 
 
 async def batches_of(event_log: EventLog, lane: str) -> AsyncIterator[tuple[RecordRef, BatchAssembled]]:
@@ -128,12 +142,15 @@ async def verify_batch(
     seals = seals or LaneSeals(event_log, batch.lane)
     groups = await read_groups(event_log, await seals.between(after, batch.input_offset))
     code = assembler(batch.assembler_version)
-    again: BatchAssembled = code.reassemble(batch, groups, config, consents)
+    read = {session: one for group in groups for session, one in group.sequences.items()}
+    leaf_key = await leaf_keys_of(event_log, batch, read)
+    again: BatchAssembled = code.reassemble(batch, groups, config, consents, leaf_key)
     same = msgspec.msgpack.encode(again) == msgspec.msgpack.encode(batch)
     # The same members at the same offsets: the sequences just read are those that the batch names.
     read = {session: one for group in groups for session, one in group.sequences.items()}
     sequences = read if same else await sequences_of(event_log, batch)
-    return BatchVerdict(batch.batch_id, batch.ordinal, code.verify(batch, sequences, config.max_staleness), same)
+    leaves = code.verify(batch, sequences, config.max_staleness, leaf_key)
+    return BatchVerdict(batch.batch_id, batch.ordinal, leaves, same)
 
 
 async def rebuild_all(event_log: EventLog, lane: str, progress: Say = lambda _text: None) -> RebuildReport:

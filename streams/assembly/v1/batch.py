@@ -19,6 +19,7 @@ from odradek.streams.assembly.v1.select import Candidate, Dropped, GroupRecords,
 from odradek.streams.assembly.v1.sequence import Sequence
 from odradek.streams.events.batches import BatchAssembled, BatchMember, DroppedGroup
 from odradek.streams.events.groups import LaneConfigured
+from odradek.streams.privacy.leaves import LeafKey
 
 VERSION = 1
 BATCH_NAMESPACE = uuid.UUID("0d0a6b0e-7a52-5b5e-8a0e-6b7d9c1f2a33")
@@ -66,9 +67,16 @@ def build(
     ordinal: int,
     positions: Positions,
     leaf_key: LeafKey = no_keys,
+    recorded: Mapping[str, BatchMember] | None = None,
 ) -> BatchAssembled:
-    """The batch event of `kept` groups. Pure: the same inputs give the same bytes."""
-    members = [_member(group, one, config, ordinal, leaf_key) for group in kept for one in group.candidates]
+    """The batch event of `kept` groups. Pure: the same inputs give the same bytes. Raises KeyError if a member's
+    subject was erased, unless `recorded` has that member: its leaf, which nobody can make again, is taken from there.
+    """
+    members = [
+        _member(group, one, config, ordinal, leaf_key, (recorded or {}).get(one.sequence.session_id))
+        for group in kept
+        for one in group.candidates
+    ]
     return BatchAssembled(
         batch_id=str(uuid.uuid5(BATCH_NAMESPACE, f"{config.lane}/{ordinal}/{positions.input_offset}")),
         lane=config.lane,
@@ -90,9 +98,23 @@ def build(
     )
 
 
-def _member(group: Kept, one: Candidate, config: LaneConfigured, ordinal: int, leaf_key: LeafKey) -> BatchMember:
+def _member(
+    group: Kept,
+    one: Candidate,
+    config: LaneConfigured,
+    ordinal: int,
+    leaf_key: LeafKey,
+    recorded: BatchMember | None,
+) -> BatchMember:
     sequence = one.sequence
     masks, stale = trained_masks(sequence, ordinal, config.max_staleness)
+    try:
+        key = leaf_key(sequence.meta.subject)
+        leaf = _leaf(sequence, masks, one.advantage, key, recorded.leaf if recorded is not None else "")
+    except KeyError:
+        if recorded is None:
+            raise
+        leaf = recorded.leaf
     versions = sequence.sampled_versions()
     assert one.member.reward is not None
     return BatchMember(
@@ -110,9 +132,18 @@ def _member(group: Kept, one: Candidate, config: LaneConfigured, ordinal: int, l
         oldest_version=min(versions, default=0),
         newest_version=max(versions, default=0),
         subject=sequence.meta.subject,
-        leaf=merkle.leaf(sequence, masks, one.advantage, leaf_key(sequence.meta.subject)),
+        leaf=leaf,
         truncated=sequence.truncated,
     )
+
+
+def _leaf(sequence: Sequence, masks: list[array[int]], advantage: float, key: bytes | None, recorded: str) -> str:
+    """The member's leaf; a plain one where that is what was recorded, at a time before its subject had a key."""
+    leaf = merkle.leaf(sequence, masks, advantage, key)
+    if key is None or leaf == recorded:
+        return leaf
+    plain = merkle.leaf(sequence, masks, advantage)
+    return plain if plain == recorded else leaf
 
 
 def reassemble(
@@ -122,10 +153,11 @@ def reassemble(
     consents: Callable[[str], bool],
     leaf_key: LeafKey = no_keys,
 ) -> BatchAssembled:
-    """What assembling the same groups at the recorded offsets gives."""
+    """What assembling the same groups at the recorded offsets gives; an erased member keeps its recorded leaf."""
     chosen = choose(groups, config, consents)
     positions = Positions(batch.config_offset, batch.input_offset, batch.subjects_offset, batch.weights_offset)
-    return build(chosen.kept, chosen.dropped, config, batch.ordinal, positions, leaf_key)
+    recorded = {member.session_id: member for member in batch.members}
+    return build(chosen.kept, chosen.dropped, config, batch.ordinal, positions, leaf_key, recorded)
 
 
 def materialise(
@@ -182,16 +214,16 @@ def verify(
     """By session id: `rebuilt`, `erased` (its key is gone), `missing` (no sequence) or `mismatch`."""
     verdicts: dict[str, str] = {}
     for member in batch.members:
-        sequence = sequences.get(member.session_id)
-        if sequence is None:
-            verdicts[member.session_id] = "missing"
-            continue
         try:
             key = leaf_key(member.subject)
         except KeyError:
             verdicts[member.session_id] = "erased"
             continue
+        sequence = sequences.get(member.session_id)
+        if sequence is None:
+            verdicts[member.session_id] = "missing"
+            continue
         masks, _ = trained_masks(sequence, batch.ordinal, max_staleness)
-        same = merkle.leaf(sequence, masks, member.advantage, key) == member.leaf
+        same = _leaf(sequence, masks, member.advantage, key, member.leaf) == member.leaf
         verdicts[member.session_id] = "rebuilt" if same else "mismatch"
     return verdicts

@@ -1,10 +1,10 @@
 """Which sealed groups are trained, and which of their tokens. Pure.
 
 A group is dropped with a reason: `infrastructure` (fewer than two rewarded members, or a reward that is no finite
-number), `undecodable` (a member's records do not make a sequence), `origin` (evaluation), `consent` (production without
-a standing grant), `flat` (the declared reward component has no spread inside the group). Tokens sampled more than
-`max_staleness` versions before the one that the batch's ordinal trains are masked; their session stays in the group's
-baseline.
+number), `undecodable` (a member's records do not make a sequence), `origin` (evaluation), `consent` (production, or a
+session that is somebody's, without a standing grant), `flat` (the declared reward component has no spread inside the
+group). Tokens sampled more than `max_staleness` versions before the one that the batch's ordinal trains are masked;
+their session stays in the group's baseline.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def select(group: GroupRecords, config: LaneConfigured, consents: Callable[[str]
         return drop("infrastructure")
     if any(sequence.meta.origin == "eval" for sequence in sequences):
         return drop("origin")
-    if any(s.meta.origin == "production" and not consents(s.meta.subject) for s in sequences):
+    if any((s.meta.origin == "production" or s.meta.subject) and not consents(s.meta.subject) for s in sequences):
         return drop("consent")
     rewards = [group.rewards[m.session_id] for m in rewarded]
     declared = [r.components.get(config.spread_component, 0.0) for r in rewards]

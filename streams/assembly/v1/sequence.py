@@ -53,6 +53,9 @@ class Sequence:
     segments: list[Segment]
     truncated: bool
     failed: bool
+    withheld: bool = False
+    """Its reader could not see its content (the subject was erased, or no key is at hand): lengths, positions and
+    versions are true, tokens and log-probs are zeros."""
 
     @property
     def tokens(self) -> int:
@@ -86,9 +89,10 @@ def sequence_of(session_id: str, records: Iterable[SessionRecord]) -> Sequence:
     """
     segments = [_empty()]
     meta: Meta | None = None
-    truncated = failed = False
+    truncated = failed = withheld = False
     for offset, _, record_meta, body in accepted(records):
         meta = meta or record_meta
+        withheld = withheld or record_meta.cipher is not None
         match body:
             case ContextSummarized():
                 segments.append(_empty())
@@ -103,7 +107,7 @@ def sequence_of(session_id: str, records: Iterable[SessionRecord]) -> Sequence:
                 pass
     if meta is None:
         raise MalformedSession(f"session {session_id}: no records")
-    return Sequence(session_id, meta, [s for s in segments if len(s)], truncated, failed)
+    return Sequence(session_id, meta, [s for s in segments if len(s)], truncated, failed, withheld)
 
 
 def _extend(segment: Segment, prompt: list[int]) -> None:
