@@ -20,9 +20,16 @@ POINTS = (
     "trainer.after_commit",
     "controller.before_commit",
     "controller.after_commit",
+    "session.before_append",
+    "session.after_append",
+    "environment.box_opened",
+    "environment.call_ran",
+    "reward.before_append",
+    "reward.after_append",
 )
 """`before_commit` stands inside the open transaction, after its events were sent; `after_commit` before anything else
-is done with the result. `trainer.after_publish`: the manifest is put, no transaction is open."""
+is done with the result. `trainer.after_publish`: the manifest is put, no transaction is open. The environment's two
+stand where something exists or has happened that the log does not know yet."""
 
 Action = Callable[[], Awaitable[None]]
 

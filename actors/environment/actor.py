@@ -30,6 +30,7 @@ from odradek.actors.tools.sandbox_workspace import SandboxWorkspace
 from odradek.actors.tools.spec import ToolState
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams.events.sessions import WorkspaceDelta
+from odradek.streams.faults import reach
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class EnvironmentActor:
         await self._end(session_id)
         async with nullcontext() if start.production else self._opening:
             sandbox = await self._factory.open(start, deltas, label=session_id)
+        await reach("environment.box_opened")
         self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox, epoch), start)
         return EnvironmentInfo(sandbox.sandbox_id, "ns", self._factory.image_digest(start.image))
 
@@ -134,6 +136,7 @@ class EnvironmentActor:
             outcomes = list(await asyncio.gather(*(self._one(place, call, limits) for call in calls)))
             if len(calls) == 1 and (spec := TOOLS.get(calls[0].name)) is not None and spec.leaves_delta:
                 outcomes[0] = await self._with_delta(session_id, place, outcomes[0])
+        await reach("environment.call_ran")
         self._calls += len(calls)
         self._busy_s += time.monotonic() - began
         return outcomes

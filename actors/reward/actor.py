@@ -32,6 +32,7 @@ from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 from odradek.streams.events.sessions import SessionCompleted, SessionFailed
 from odradek.streams.events.tasks import TaskPublished
+from odradek.streams.faults import reach
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +164,9 @@ class RewardActor:
             ),
             traceparent=traceparent,
         )
+        await reach("reward.before_append")
         await self._log.append(topics.REWARDS.name, session, event)
+        await reach("reward.after_append")
 
 
 def _assigned(extent: Extent, group: str, conduct: Conduct, result: Grade) -> RewardAssigned:

@@ -23,6 +23,7 @@ from odradek.streams.envelope import Event
 from odradek.streams.errors import Retryable
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.sessions import WeightSpan, WorkspaceDelta
+from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
 
 RAY_FAULTS = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.RaySystemError)
@@ -66,7 +67,10 @@ class KafkaJournal:
         deadline = time.monotonic() + APPEND_RETRY_S
         while True:
             try:
-                return await self._log.append_many(TOPIC, items)
+                await reach("session.before_append")
+                refs = await self._log.append_many(TOPIC, items)
+                await reach("session.after_append")
+                return refs
             except Retryable:
                 if time.monotonic() > deadline:
                     raise

@@ -29,7 +29,7 @@ class Cluster:
     """Names to processes."""
 
     def __init__(self, running: Running) -> None:
-        ray.cloudpickle.register_pickle_by_value(inside_module)
+        ray.cloudpickle.register_pickle_by_value(inside_module)  # type: ignore[no-untyped-call]
         self.deployment = running.deployment
         self.handles = running.handles
         self._ids = {name: handle._actor_id.hex() for name, handle in running.handles.items()}

@@ -220,6 +220,7 @@ async def rival(role: str, deployment: Any, store: dict[str, Any]) -> Any:
         *[sys.executable, "-m", "support.crash_child"],
         env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
         stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
     assert process.stdin is not None

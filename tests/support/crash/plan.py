@@ -39,6 +39,8 @@ CLOCKS_S = (-3600.0, -30.0, 45.0, 3600.0, 0.0, 0.0)
 """Wall-clock jumps; 0 puts the clock right again."""
 ZOMBIES = ("assembler", "trainer", "controller")
 """Roles with a transactional id: a rival takes over while they stand still, then they come back."""
+UNDER_THE_JOB = ("session", "environment", "reward")
+"""Roles whose fault points are reached by a whole job only."""
 AT_ONCE = (1, 1, 2, 2, 3)
 """Faults of one round."""
 

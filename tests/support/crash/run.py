@@ -334,11 +334,13 @@ class Crash:
         """What actors and projections say at rest, beside what the log says."""
         fold = await self._refresh()
         assembled = sum(batch.lane == self._lane for batch in fold.batches.values())
+        engines = [name for name in self._cluster.names if name.startswith("inference")]
         wanted: dict[str, dict[str, Any]] = {
             "controller": {"open_groups": 0, "waiting_tasks": 0, "assembled": assembled, "trained": len(fold.steps)},
             "trainer": {"version": len(fold.steps), "fault": ""},
             "assembler": {"fault": ""},
-        } | {name: {"version": fold.current} for name in self._cluster.names if name.startswith("inference")}
+            **{name: {"version": fold.current} for name in engines},
+        }
         answers = []
         for name, facts in wanted.items():
             said = await self._agrees(name, facts)
