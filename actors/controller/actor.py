@@ -295,6 +295,7 @@ class ControllerActor:
                 sampling=SamplingParams(temperature=_temperature(task), seed=sampling_seed(session)),
                 pinned_version=opened.pinned_version,
                 budget=within(opened.budget, self._deployment.max_context),
+                condense=self._deployment.condense,
             ),
             message=task.instruction,
             start=WorkspaceStart(task.image, {p: t.encode() for p, t in task.files.items()}, list(task.setup)),

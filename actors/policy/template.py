@@ -2,6 +2,8 @@
 
     <task> TEXT <agent>   TEXT <call:TOOL> <arg:KEY> VALUE ... </call> ... <end>   <result> TEXT </result> ... <agent>
 
+A condensed context begins anew: the first prompt, later requests, the summary as one more <task>, the turns kept.
+
 Special tokens come only from here or from the sampler; every text goes through `Tokenizer.encode_text`, which yields
 none, so no file, tool output or user text can forge a turn. Calls are parsed from ids, never from text: argument
 values come back byte for byte, indentation and last newline included. `parse` never raises: a malformed call is a
@@ -82,6 +84,12 @@ class ChatTemplate(Protocol):
 
     def results(self, results: Sequence[str]) -> list[int]: ...
 
+    def note(self, title: str, ids: Sequence[int]) -> list[int]: ...
+
+    def text(self, text: str) -> list[int]: ...
+
+    def text_ids(self, completion_ids: Sequence[int]) -> list[int]: ...
+
     def parse(self, completion_ids: Sequence[int]) -> ParsedTurn: ...
 
 
@@ -119,6 +127,18 @@ class XmlTemplate:
             ids += [self._result, *self.tokenizer.encode_text(text), self._result_end]
         return [*ids, self._agent]
 
+    def note(self, title: str, ids: Sequence[int]) -> list[int]:
+        """Something the harness tells: a title, then ordinary ids as they are. The agent's turn is opened."""
+        return [self._task, *self.tokenizer.encode_text(f"{title}\n"), *ids, self._agent]
+
+    def text(self, text: str) -> list[int]:
+        """Ordinary ids of a text."""
+        return self.tokenizer.encode_text(text)
+
+    def text_ids(self, completion_ids: Sequence[int]) -> list[int]:
+        """The ids of a turn's free text, as they were sampled: what `parse` gives as text."""
+        return self._read(completion_ids).text_ids
+
     def turn(self, calls: Sequence[Call] = (), text: str = "", done: bool = False) -> list[int]:
         """An agent's turn as the sampler would write it: demonstrations and tests only."""
         ids = self.tokenizer.encode_text(text)
@@ -135,6 +155,9 @@ class XmlTemplate:
 
     def parse(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """Read a turn from its sampled ids, up to the first `<end>`; never raises."""
+        return self._read(completion_ids).result()
+
+    def _read(self, completion_ids: Sequence[int]) -> "_TurnReader":
         reader = _TurnReader(self.tokenizer)
         for number in completion_ids:
             if number == self._end:
@@ -149,7 +172,7 @@ class XmlTemplate:
                 reader.finish()
             else:
                 reader.token(number)
-        return reader.result()
+        return reader
 
 
 class _OpenCall:
@@ -173,6 +196,10 @@ class _TurnReader:
         self._calls: list[ParsedCall] = []
         self._open: _OpenCall | None = None
         self._done = False
+
+    @property
+    def text_ids(self) -> list[int]:
+        return self._text
 
     def open_call(self, name: str) -> None:
         self._abandon(f"<call:{name}> begins before </call>")

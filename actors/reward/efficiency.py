@@ -55,7 +55,7 @@ def conduct_of(records: Iterable[SessionRecord]) -> Conduct:
             case SessionOpened():
                 conduct.opened, conduct.meta, conduct.first_offset = body, meta, offset
             case TurnSampled():
-                conduct.turns += 1
+                conduct.turns += body.purpose == "act"
                 conduct.sampled_tokens += len(read_i32(body.completion))
                 conduct.versions += [span.version for span in body.spans]
             case ToolRequested():

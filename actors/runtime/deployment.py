@@ -14,6 +14,7 @@ import ray
 
 from odradek.streams.config import KafkaConfig, KeyStoreAddress
 from odradek.streams.events.groups import LaneConfigured
+from odradek.streams.events.sessions import CondenseSettings
 
 
 class ObjectStoreAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     max_commands: int = 4
     """Commands, and sandboxes being made, that run at once on a host. Too low leaves cores idle while commands wait
     for something; too high lets a hundred of them fight for the cores and the caches, and starves the engine."""
+    condense: CondenseSettings | None = None
+    """How sessions make room when their context fills; None ends them."""
     engine: dict[str, Any] = {}
     """`EngineSettings` as JSON values; empty takes its defaults."""
     sandboxes: dict[str, int] = {}

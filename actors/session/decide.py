@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from odradek.actors.policy.template import ChatTemplate
+from odradek.actors.session.condense import condensed, due, summary_prompt
 from odradek.actors.session.state import CallState, SessionState
-from odradek.streams.events.sessions import Effect, EndReason
+from odradek.streams.events.sessions import ContextSummarized, Effect, EndReason, TurnPurpose
 
 MIN_COMPLETION_TOKENS = 4
 """Tokens. A turn needs room for at least a call's opening and the stop token; below this the context counts as full.
@@ -28,6 +29,7 @@ class Sample:
     context: list[int]
     max_new_tokens: int
     messages: list[str]
+    purpose: TurnPurpose = "act"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,13 @@ class RunCalls:
     """Run these calls together: adjacent pure calls, or a single call with an effect."""
 
     calls: list[CallState]
+
+
+@dataclass(frozen=True, slots=True)
+class Condense:
+    """Begin a new segment with this prompt."""
+
+    event: ContextSummarized
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class Wait:
     """Nothing to do until an input arrives."""
 
 
-Action = Sample | RunCalls | Complete | Wait
+Action = Sample | RunCalls | Condense | Complete | Wait
 
 
 def next_action(
@@ -66,7 +75,9 @@ def next_action(
         return Complete("wall_clock")
     if not state.turns:
         return _sample(state, template) if state.waiting_messages else Wait()
-    last = state.turns[-1]
+    if state.turns[-1].event.purpose == "summary" and len(state.turns) > state.segment_turns:
+        return _condense(state, template)
+    last = state.acts[-1]
     if last.event.finish_reason == "length":
         return Complete("turn_length")
     if state.open_calls:
@@ -76,7 +87,7 @@ def next_action(
             return Complete("done")
         if not last.calls:
             return Complete("no_call")
-    if len(state.turns) >= state.opened.budget.max_turns:
+    if len(state.acts) >= state.opened.budget.max_turns:
         return Complete("turns")
     return _sample(state, template)
 
@@ -105,6 +116,8 @@ def _sample(state: SessionState, template: ChatTemplate) -> Action:
     prompt = next_prompt(state, template)
     budget = state.opened.budget
     room = budget.max_context_tokens - len(state.context) - len(prompt)
+    if due(state, len(prompt), full=room < MIN_COMPLETION_TOKENS):
+        return _summarise(state, template) or _condense(state, template)
     if room < MIN_COMPLETION_TOKENS:
         return Complete("context")
     return Sample(
@@ -117,14 +130,30 @@ def _sample(state: SessionState, template: ChatTemplate) -> Action:
     )
 
 
+def _summarise(state: SessionState, template: ChatTemplate) -> Sample | None:
+    """A turn in which the model writes its summary; None where the harness has to."""
+    found = summary_prompt(state, template)
+    if found is None:
+        return None
+    prompt, room = found
+    return Sample(len(state.turns), len(state.context), prompt, state.context, room, messages=[], purpose="summary")
+
+
+def _condense(state: SessionState, template: ChatTemplate) -> Condense | Complete:
+    assert state.opened is not None
+    waiting = sum(len(template.user(message.text)) for message in state.waiting_messages)
+    event = condensed(state, template, state.opened.budget.max_context_tokens - waiting - MIN_COMPLETION_TOKENS)
+    return Condense(event) if event is not None else Complete("context")
+
+
 def next_prompt(state: SessionState, template: ChatTemplate) -> list[int]:
     """Token ids that are new since the last turn: results in call order, then messages in the order they came."""
     tokens: list[int] = []
     messages = list(state.waiting_messages)
     if not state.turns:
         tokens += template.open(messages.pop(0).text)
-    elif state.turns[-1].calls:
-        tokens += template.results([call.result.text for call in state.turns[-1].calls if call.result is not None])
+    elif state.unshown:
+        tokens += template.results(state.unshown)
     for message in messages:
         tokens += template.user(message.text)
     return tokens

@@ -89,6 +89,7 @@ class EnginePort(Protocol):
         epoch: int,
         turn: int,
         tokens: list[int],
+        position_base: int,
         max_new_tokens: int,
         stop_ids: frozenset[int],
         temperature: float,
@@ -97,7 +98,8 @@ class EnginePort(Protocol):
         pinned_version: int | None,
         timeout_s: float,
     ) -> Completion:
-        """Sample one turn after `tokens` (the whole context). Raises EngineUnavailable."""
+        """Sample one turn after `tokens` (the whole context, whose first token has position `position_base` in the
+        session). Raises EngineUnavailable."""
         ...
 
 

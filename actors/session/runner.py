@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from odradek.actors.policy.template import ChatTemplate
-from odradek.actors.session.decide import Complete, RunCalls, Sample, Wait, next_action
+from odradek.actors.session.decide import Complete, Condense, RunCalls, Sample, Wait, next_action
 from odradek.actors.session.errors import (
     EngineUnavailable,
     EnvironmentLost,
@@ -193,6 +193,8 @@ class SessionRunner:
                     await self._sample(action)
                 case RunCalls():
                     await self._run_calls(action.calls)
+                case Condense():
+                    await self._append_owner(f"segment.{action.event.segment}", [action.event])
                 case Complete():
                     await self._append_owner("completed", [self._completion(action)])
                 case Wait():
@@ -219,6 +221,7 @@ class SessionRunner:
                     epoch=self.state.epoch,
                     turn=action.turn,
                     tokens=action.context + action.prompt,
+                    position_base=self.state.position_base,
                     max_new_tokens=action.max_new_tokens,
                     stop_ids=self._template.stop_ids,
                     temperature=opened.sampling.temperature,
@@ -243,6 +246,7 @@ class SessionRunner:
             numerics_id=completion.numerics_id,
             finish_reason=completion.finish_reason,  # type: ignore[arg-type]
             messages=action.messages,
+            purpose=action.purpose,
             cached_tokens=completion.cached_tokens,
             queue_ms=completion.queue_ms,
             prefill_ms=completion.prefill_ms,

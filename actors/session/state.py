@@ -80,6 +80,12 @@ class SessionState:
     rule: OwnerRule = field(default_factory=OwnerRule)
     context: list[int] = field(default_factory=list)
     segment: int = 0
+    position_base: int = 0
+    """Tokens of the segments before this one: no random number of the session is drawn twice."""
+    segment_turns: int = 0
+    """Turns sampled before this segment; their calls and results are in its first prompt, or summed up there."""
+    messages: dict[str, str] = field(default_factory=dict)
+    """Text of every message received, by id."""
     waiting_messages: list[MessageReceived] = field(default_factory=list)
     """Received and not yet part of a turn's prompt."""
     turns: list[Turn] = field(default_factory=list)
@@ -97,6 +103,18 @@ class SessionState:
         return self.rule.epoch
 
     @property
+    def acts(self) -> list[Turn]:
+        """The turns that act; the others wrote summaries."""
+        return [turn for turn in self.turns if turn.event.purpose == "act"]
+
+    @property
+    def unshown(self) -> list[str]:
+        """Results of the newest turn's calls, in call order, that no prompt holds yet."""
+        if len(self.turns) == self.segment_turns:
+            return []
+        return [call.result.text for call in self.turns[-1].calls if call.result is not None]
+
+    @property
     def open_calls(self) -> list[CallState]:
         """Calls of the newest turn that have no logged result yet, in written order."""
         return [call for call in self.turns[-1].calls if call.result is None] if self.turns else []
@@ -105,12 +123,13 @@ class SessionState:
         """What the session has used so far; folded, so that a resumed session counts the same."""
         calls = [call for turn in self.turns for call in turn.calls]
         return Usage(
-            turns=len(self.turns),
+            turns=len(self.acts),
             calls=len(calls),
             failed_calls=sum(1 for call in calls if call.result is not None and call.result.is_error),
             parallel_turns=sum(1 for turn in self.turns if len(turn.calls) > 1),
             sampled_tokens=self.sampled_tokens,
             context_tokens=len(self.context),
+            segments=self.segment + 1,
         )
 
 
@@ -151,6 +170,7 @@ class SessionFold:
 
     def _input(self, body: Input) -> None:
         if isinstance(body, MessageReceived):
+            self.state.messages[body.message_id] = body.text
             self.state.waiting_messages.append(body)
         elif self.state.cancel is None:
             self.state.cancel = body
@@ -172,7 +192,8 @@ class SessionFold:
                 if body.delta is not None and body.delta.changes:
                     state.deltas.append(body.delta)
             case ContextSummarized():
-                state.segment = body.segment
+                state.position_base += len(state.context)
+                state.segment, state.segment_turns = body.segment, len(state.turns)
                 state.context = read_i32(body.prompt)
             case SessionCompleted() | SessionFailed():
                 state.end = body
@@ -186,7 +207,8 @@ class SessionFold:
         state.waiting_messages = [m for m in state.waiting_messages if m.message_id not in body.messages]
         parsed = self._template.parse(completion)
         calls = [self._parsed(body.turn, index, call) for index, call in enumerate(parsed.calls)]
-        state.turns.append(Turn(body, calls, parsed.done))
+        acts = body.purpose == "act"
+        state.turns.append(Turn(body, calls if acts else [], parsed.done and acts))
 
     @staticmethod
     def _parsed(turn: int, index: int, call: ParsedCall) -> CallState:

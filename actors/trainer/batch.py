@@ -1,8 +1,9 @@
 """`TrainingBatch`: what the materialiser hands to the trainer, as plain arrays.
 
-T tokens of S packed sequences. A sequence is one session (or one segment of it) from its first prompt token; it is
-never split. Everything per token is aligned with `tokens`: `sampler_logprobs[t]` is the log-prob of token t given what
-stands before it, and so is the loss.
+T tokens of S packed sequences. A sequence is one session, or one segment of a session whose context was condensed, from
+its first prompt token; it is never split. Segments count as the one session that they are: `sessions`. Everything per
+token is aligned with `tokens`: `sampler_logprobs[t]` is the log-prob of token t given what stands before it, and so is
+the loss.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ class TrainingBatch:
     advantages: NDArray[np.float32]
     versions: NDArray[np.int32]
     """Weight version that sampled the token; of no meaning where `loss_mask` is unset."""
+    sessions: NDArray[np.int32] | None = None
+    """`[S]` the session of each sequence, any numbers; None: each is one of its own."""
 
     def __post_init__(self) -> None:
         total = len(self.tokens)
         for field in fields(self):
-            length = len(getattr(self, field.name))
-            if field.name != "seq_starts" and length != total:
+            if field.name not in ("seq_starts", "sessions") and (length := len(getattr(self, field.name))) != total:
                 raise BatchError(f"{field.name} has {length} entries, tokens has {total}")
+        if self.sessions is not None and len(self.sessions) != self.sequences:
+            raise BatchError(f"sessions has {len(self.sessions)} entries, there are {self.sequences} sequences")
         starts = self.seq_starts
         if len(starts) < 1 or starts[0] != 0 or starts[-1] != total or (np.diff(starts) <= 0).any():
             raise BatchError(f"seq_starts must ascend from 0 to {total}, found {_brief(starts)}")
@@ -62,6 +66,14 @@ class TrainingBatch:
         counts: NDArray[np.int64] = cumulated[self.seq_starts[1:]] - cumulated[self.seq_starts[:-1]]
         return counts
 
+    def session_of_sequence(self) -> NDArray[np.int64]:
+        """The session of each sequence, numbered from 0 as they first appear, `[S]`."""
+        if self.sessions is None:
+            return np.arange(self.sequences)
+        _, first, number = np.unique(self.sessions, return_index=True, return_inverse=True)
+        appearance: NDArray[np.int64] = np.argsort(np.argsort(first))[number]
+        return appearance
+
     def sequence_of_token(self) -> NDArray[np.int64]:
         """The sequence that each token belongs to, `[T]`."""
         return np.repeat(np.arange(self.sequences), self.lengths())
@@ -83,6 +95,7 @@ class TrainingBatch:
             self.sampler_logprobs[at],
             self.advantages[at],
             self.versions[at],
+            None if self.sessions is None else self.sessions[list(sequences)],
         )
 
 

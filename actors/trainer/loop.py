@@ -59,8 +59,9 @@ class _Done:
     published: Published
 
 
-def training_batch(micros: list[MicroArrays]) -> TrainingBatch:
-    """The trainer's arrays of a materialised batch: micro-batches one after another, in layout order."""
+def training_batch(micros: list[MicroArrays], owners: list[int] | None = None) -> TrainingBatch:
+    """The trainer's arrays of a materialised batch: micro-batches one after another, in layout order. `owners`: the
+    member that each sequence belongs to; None: each to one of its own."""
     starts = [0]
     for micro in micros:
         before = starts[-1]
@@ -77,6 +78,7 @@ def training_batch(micros: list[MicroArrays]) -> TrainingBatch:
         sampler_logprobs=joined("logprobs", np.float32),
         advantages=joined("advantages", np.float32),
         versions=joined("versions", np.int32),
+        sessions=None if owners is None else np.asarray(owners, np.int32),
     )
 
 
@@ -187,13 +189,11 @@ class TrainerLoop:
         left_out = [m.session_id for m in batch.members if m.subject and not self._consents(m.subject)]
         consent = ConsentRead(self._consents.offset, left_out)
         config = await lane_config(self._log, batch)
-        arrays = self._materialise(batch, sequences, leaf_key, config.max_staleness, frozenset(left_out))
+        given = self._materialise(batch, sequences, leaf_key, config.max_staleness, frozenset(left_out))
         settings = msgspec.convert(config.training, StepSettings)
         began = asyncio.get_running_loop().time()
         report = await self._compute(
-            lambda: train_step(
-                state.policy, state.optimiser, training_batch(arrays), settings, state.rng, step=state.version + 1
-            )
+            lambda: train_step(state.policy, state.optimiser, given, settings, state.rng, step=state.version + 1)
         )
         self.busy_s += asyncio.get_running_loop().time() - began
         origin = Origin(
@@ -212,7 +212,7 @@ class TrainerLoop:
         leaf_key: LeafKey,
         max_staleness: int,
         left_out: frozenset[str],
-    ) -> list[MicroArrays]:
+    ) -> TrainingBatch:
         """The batch's arrays from exactly the records it names; raises BatchError where their hash is another one.
         What nobody can read any more has no hash; it has no weight either, and keeps its place."""
         code = assembler(batch.assembler_version)
@@ -226,7 +226,7 @@ class TrainerLoop:
                 f"shows every batch"
             )
         arrays: list[MicroArrays] = code.materialise(batch, sequences, max_staleness, left_out)
-        return arrays
+        return training_batch(arrays, code.owners(batch, sequences))
 
     async def _publish(
         self, state: TrainerState, origin: Origin, parent: Weights | None, consent: ConsentRead

@@ -12,8 +12,9 @@ One anchor, never both corrections at once:
 
 `PRESETS` gives the published algorithms: Dr. GRPO (Liu et al. 2025, constant normaliser: no length bias), GRPO (Shao et
 al. 2024, mean in each sequence), DAPO (Yu et al. 2025, mean over all tokens, higher upper clip), GSPO (Zheng et al.
-2025, one ratio a sequence), CISPO (MiniMax 2025, clipped weight, gradient of every token), RLOO (Ahmadian et al. 2024,
-plain policy gradient of the sequence). Their advantages are the assembler's matter.
+2025, one ratio a sequence: of a condensed session, one a segment), CISPO (MiniMax 2025, clipped weight, gradient of
+every token), RLOO (Ahmadian et al. 2024, plain policy gradient of the sequence). Their advantages are the assembler's
+matter.
 """
 
 from __future__ import annotations
@@ -64,17 +65,19 @@ PRESETS: Final[dict[str, ObjectiveSettings]] = {
 
 
 def token_weights(batch: TrainingBatch, settings: ObjectiveSettings) -> NDArray[np.float32]:
-    """`w` `[T]` of one minibatch: 0 on untrained tokens. Sequences without a trained token count nowhere."""
-    per_sequence = batch.trained_tokens()
-    total, sequences = int(per_sequence.sum()), int((per_sequence > 0).sum())
+    """`w` `[T]` of one minibatch: 0 on untrained tokens. Sessions without a trained token count nowhere; the segments
+    of one session count once, as if they were one sequence."""
+    session = batch.session_of_sequence()
+    per_session = np.bincount(session, batch.trained_tokens()).astype(np.int64)
+    total, sessions = int(per_session.sum()), int((per_session > 0).sum())
     if total == 0:
         return np.zeros(len(batch.tokens), np.float32)
     if settings.aggregation == "token_mean":
         weight = np.full(batch.sequences, 1.0 / total)
     elif settings.aggregation == "sequence_mean":
-        weight = 1.0 / (np.maximum(per_sequence, 1) * sequences)
+        weight = 1.0 / (np.maximum(per_session, 1) * sessions)[session]
     else:
-        weight = np.full(batch.sequences, 1.0 / (sequences * settings.constant_tokens))
+        weight = np.full(batch.sequences, 1.0 / (sessions * settings.constant_tokens))
     return np.where(batch.loss_mask, weight[batch.sequence_of_token()], 0.0).astype(np.float32)
 
 

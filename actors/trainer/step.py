@@ -50,6 +50,7 @@ class StepReport(msgspec.Struct, frozen=True):
     optimiser_steps: int
     """Minibatches applied; 0 when nothing was trained."""
     sequences: int
+    """That took part; the segments of one session are one."""
     trained_tokens: int
     loss: float = 0.0
     gradient_norm: float = 0.0
@@ -119,12 +120,16 @@ def train_step(
     `rng` orders the sequences into minibatches and is advanced, the same on every rank. `reference` `[T]` are the
     reference policy's log-probs, needed for a KL term. `group` is a process group of ranks that call this together.
     """
-    trained = np.flatnonzero(batch.trained_tokens())  # the draw must not depend on sequences that take no part
+    # Whole sessions are drawn, so that the segments of one meet in one minibatch; and the draw must not depend on
+    # sequences that take no part.
+    session = batch.session_of_sequence()
+    taking_part = batch.trained_tokens() > 0
+    trained = np.unique(session[taking_part])
     order = [int(trained[i]) for i in torch.randperm(len(trained), generator=rng)]
     start = score(policy, batch, settings.micro_tokens) if settings.objective.anchor == "proximal" and order else None
     sums, applied = _Sums(), 0
     for n in range(settings.minibatches):
-        chosen = sorted(order[n :: settings.minibatches])
+        chosen = np.flatnonzero(taking_part & np.isin(session, order[n :: settings.minibatches])).tolist()
         if not chosen:
             continue
         optimiser.zero_grad()

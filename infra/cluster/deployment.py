@@ -12,6 +12,7 @@ from odradek.infra.cluster.policy import MEBIBYTE, Sizes, engine_settings, polic
 from odradek.infra.config.services import Endpoints, data_dir, key_store
 from odradek.infra.config.tree import Config
 from odradek.streams.events.groups import LaneConfigured
+from odradek.streams.events.sessions import CondenseSettings
 
 
 def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
@@ -40,6 +41,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         reward_actors=config.reward.actors,
         max_sessions=config.session.max_in_flight,
         max_commands=config.sandbox.max_commands or 2 * (os.cpu_count() or 1),
+        condense=_condense(config),
         engine=engine_settings(config),
         sandboxes={
             "max_sandboxes": config.sandbox.max_live,
@@ -67,6 +69,11 @@ def lane_of(config: Config, policy_sizes: Sizes) -> LaneConfigured:
         token_budget=lane.token_budget,
         training=_training(config, policy_sizes),
     )
+
+
+def _condense(config: Config) -> CondenseSettings | None:
+    session = config.session
+    return None if session.condense == "off" else CondenseSettings(source=session.condense, at=session.condense_at)
 
 
 def _training(config: Config, policy_sizes: Sizes) -> dict[str, Any]:

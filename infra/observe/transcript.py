@@ -152,7 +152,8 @@ class _Reader:
             case EnvironmentClosed():
                 return entry("closed", body.sandbox_id)
             case ContextSummarized():
-                return entry("summary", f"segment {body.segment} begins after turn {body.cut_after_turn}")
+                by = "the model" if body.source == "model" else f"the harness ({body.reason})"
+                return entry("summary", f"context condensed by {by} up to turn {body.cut_after_turn}")
             case SessionCompleted():
                 return entry("completed", body.reason)
             case SessionFailed():

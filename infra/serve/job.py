@@ -108,6 +108,7 @@ async def serve(deployment: Deployment, request: Request, copied: Copied, screen
             policy=deployment.policy,
             tokenizer=tokenizer.digest,
             budget=production_budget(deployment.max_context),
+            condense=deployment.condense,
             request=request.text,
             tree=tree,
             files_ref=files_ref,

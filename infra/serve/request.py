@@ -10,7 +10,7 @@ from odradek.actors.controller.identity import sampling_seed
 from odradek.actors.session.runner import SessionSpec
 from odradek.infra.serve.snapshot import Tree, start_of
 from odradek.streams.events.meta import BlobRef
-from odradek.streams.events.sessions import SamplingParams, SessionOpened
+from odradek.streams.events.sessions import CondenseSettings, SamplingParams, SessionOpened
 from odradek.streams.events.tasks import Budget
 
 PRODUCTION_TURNS = 12
@@ -69,6 +69,7 @@ def spec_of(
     image: str = "demo",
     temperature: float = 1.0,
     budget: Budget,
+    condense: CondenseSettings | None = None,
     tenant: str = "default",
 ) -> SessionSpec:
     """A production session. With `files_ref` the event names the object that holds the files, else it carries them."""
@@ -84,6 +85,7 @@ def spec_of(
             tokenizer=tokenizer,
             sampling=SamplingParams(temperature=temperature, seed=sampling_seed(session_id)),
             budget=budget,
+            condense=condense,
         ),
         message=message_of(request, tree),
         start=start,

@@ -117,7 +117,8 @@ class View:
             case SessionResumed():
                 return [Line("note", "a failure of ours: the session goes on from its last logged step")]
             case ContextSummarized():
-                return [Line("note", "the agent condensed its context")]
+                by = "the agent" if body.source == "model" else "the harness"
+                return [Line("note", f"the context was full: {by} summed it up")]
             case CancelRequested():
                 return [Line("note", "cancelling")]
             case SessionCompleted():

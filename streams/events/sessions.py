@@ -17,6 +17,8 @@ from odradek.streams.events.tasks import Budget
 FinishReason = Literal["stop", "length", "cancelled"]
 EndReason = Literal["done", "no_call", "turns", "context", "turn_length", "wall_clock", "cancelled"]
 Effect = Literal["pure", "workspace", "external"]
+TurnPurpose = Literal["act", "summary"]
+SummarySource = Literal["model", "digest"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,6 +34,15 @@ class WeightSpan(msgspec.Struct, frozen=True, array_like=True):
 
     start: int
     version: int
+
+
+class CondenseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a session makes room when its context fills. On the log, so that every owner of it does the same."""
+
+    source: SummarySource = "model"
+    """Who writes the summary: the model in a turn of its own (a digest where that gives none), or the harness alone."""
+    at: float = 0.8
+    """Share of `Budget.max_context_tokens` above which the next prompt is not sent. The rest is the summary's room."""
 
 
 class SessionOpened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="session.opened.v1"):
@@ -52,7 +63,12 @@ class SessionOpened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     sampling: SamplingParams = SamplingParams()
     pinned_version: int | None = None
     budget: Budget = Budget()
+    condense: CondenseSettings | None = None
+    """None: a full context ends the session."""
     forked_from: RecordRef | None = None
+    """The opening of the session that this one branches off from. Its history up to `forked_at` is logged here again."""
+    forked_at: int = -1
+    """The parent's turn in whose place this session samples its first one; -1 where it is no fork."""
 
 
 class SessionResumed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="session.resumed.v1"):
@@ -93,7 +109,8 @@ class TurnSampled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     turn: int
     segment: int = 0
     position: int
-    """Absolute position (in this segment) of the first token of `prompt`."""
+    """Absolute position (in this segment) of the first token of `prompt`. Random numbers are counted over all
+    segments: the lengths of the earlier ones are added to it."""
     prompt: bytes
     """int32 ids that are new in the context since the last turn (results, messages, generation marker)."""
     completion: bytes
@@ -105,6 +122,10 @@ class TurnSampled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     finish_reason: FinishReason
     messages: list[str] = []
     """Ids of the received messages that `prompt` contains; a message that came later waits for the next turn."""
+    purpose: TurnPurpose = "act"
+    """`summary`: the model was asked to condense its context. Its tokens are trained like any; calls in it are none."""
+    copied_from: RecordRef | None = None
+    """Of a fork: the parent's record of this turn. Its tokens are context here; only the parent may train them."""
     experts: bytes = b""
     """Routed experts as int16 [tokens, layers, top_k] of prompt and completion; empty for a dense model."""
     cached_tokens: int = 0
@@ -152,14 +173,22 @@ class ToolCompleted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     delta: WorkspaceDelta | None = None
     duration_ms: float = 0.0
     redactions: int = 0
+    uncertain: bool = False
+    """A call with an external effect was interrupted: nobody knows whether it took place, so it was not made again."""
 
 
 class ContextSummarized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="context.summarized.v1"):
-    """The model condensed its own context; a new segment starts with `prompt`."""
+    """The context was condensed; a new segment starts with `prompt`, which nothing in it trains."""
 
     segment: int
     prompt: bytes
+    """int32 ids: what was asked, the summary, and the calls and results of the turns after the cut, as they stood."""
     cut_after_turn: int
+    """The last turn that the summary stands for. A turn is cut off or kept together with the results of its calls."""
+    source: SummarySource = "model"
+    """`model`: the ids that the turn before sampled. `digest`: the harness's extract of calls and results."""
+    reason: str = ""
+    """Why it is a digest: setting, no_room, empty or too_long."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -170,6 +199,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Turns that asked for more than one call."""
     sampled_tokens: int = 0
     context_tokens: int = 0
+    segments: int = 1
+    """Contexts it had: 1 more than it was condensed."""
 
 
 class SessionCompleted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="session.completed.v1"):

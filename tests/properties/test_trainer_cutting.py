@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,3 +48,16 @@ def test_select_keeps_each_sequence_whole(trained: list[int], keep: st.DataObjec
         assert np.array_equal(part.tokens[a:b], batch.tokens[c:d])
         assert np.array_equal(part.loss_mask[a:b], batch.loss_mask[c:d])
     assert part.trained_tokens().tolist() == batch.trained_tokens()[list(chosen)].tolist()
+
+
+@given(data=st.data(), preset=st.sampled_from(sorted(PRESETS)))
+@settings(deadline=None)
+def test_the_segments_of_one_session_count_once_as_one_sequence_would(data: st.DataObject, preset: str) -> None:
+    """A condensed session has as many sequences as contexts; cut up or whole, its tokens weigh the same."""
+    whole = data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=5))
+    cuts = [data.draw(st.integers(0, n)) for n in whole]
+    parts = [part for n, at in zip(whole, cuts, strict=True) for part in (at, n - at)]
+    owners = np.repeat(np.arange(len(whole))[::-1], 2).astype(np.int32)
+    condensed = replace(random_batch(parts), sessions=owners)
+    one, two = token_weights(random_batch(whole), PRESETS[preset]), token_weights(condensed, PRESETS[preset])
+    assert sorted(one[one > 0].tolist()) == sorted(two[two > 0].tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ EFFECTS: dict[str, Effect] = {
 }
 
 
+@functools.cache
 def template() -> XmlTemplate:
     return XmlTemplate(Tokenizer.from_file(TOKENIZER))
 

@@ -11,9 +11,10 @@ from support.session_world import FolderEnvironment, MemoryJournal, ScriptedMode
 
 from odradek.actors.session.ports import Completion
 from odradek.actors.trainer.loop import training_batch
+from odradek.actors.trainer.objective import ObjectiveSettings, token_weights
 from odradek.actors.trainer.step import score
 from odradek.actors.trainer.testing import TINY, tiny_policy
-from odradek.streams.assembly.v1.batch import Positions, build, materialise
+from odradek.streams.assembly.v1.batch import Positions, build, materialise, owners
 from odradek.streams.assembly.v1.select import GroupRecords, choose
 from odradek.streams.assembly.v1.sequence import Sequence, sequence_of
 from odradek.streams.codec import i32
@@ -136,3 +137,24 @@ def test_a_session_that_said_nothing_keeps_its_place_in_the_baseline_and_trains_
     arrays = training_batch(materialise(batch, sequences, LANE.max_staleness))
     assert arrays.sequences == 1 and arrays.trained_tokens().tolist() == [4]
     assert array("i", arrays.tokens.tolist()) == sequences["a.0"].segments[0].tokens
+
+
+def test_a_condensed_session_counts_once_in_the_baseline_and_its_reward_covers_every_segment() -> None:
+    one = group("a", [1.0, 0.0, 0.0])
+    condensed = [
+        turn(0, 0, [1, 2], [20, 21]),
+        ContextSummarized(segment=1, prompt=i32([1, 2, 9, 3]), cut_after_turn=0),
+        turn(1, 4, [4], [40, 41, 42]),
+    ]
+    sequences = dict(one.sequences) | {"a.0": sequence_of("a.0", records("a.0", condensed))}  # type: ignore[list-item]
+    batch = built(GroupRecords(one.offset, one.sealed, one.rewards, sequences))
+    third = 1 / 3
+    assert [m.advantage for m in batch.members] == pytest.approx([2 * third, -third, -third]), "one reward a session"
+    whole = materialise(batch, sequences, LANE.max_staleness)
+    arrays = training_batch(whole, owners(batch, sequences))
+    assert arrays.sequences == 4 and len(set(arrays.session_of_sequence().tolist())) == 3
+    for at in np.flatnonzero(arrays.sessions == 0):
+        span = slice(arrays.seq_starts[at], arrays.seq_starts[at + 1])
+        assert set(arrays.advantages[span].tolist()) == {batch.members[0].advantage}
+    weight = token_weights(arrays, ObjectiveSettings())
+    assert set(weight[arrays.loss_mask].tolist()) == {np.float32(1 / 300)}, "three sessions, not four"

@@ -248,3 +248,14 @@ def test_optimiser_state_of_another_policy_is_refused() -> None:
     state.pop("exp_avg.embed")
     with pytest.raises(CheckpointError, match=r"exp_avg\.embed"):
         AdamW(tiny_policy()).load_state_tensors(state, 1)
+
+
+def test_the_segments_of_one_session_meet_in_one_minibatch() -> None:
+    """However the draw falls: they share a reward, and one update must see all of what it was given for."""
+    batch = _with(random_batch([4, 6, 3]), sessions=np.array([7, 7, 2], np.int32))
+    for seed in range(4):
+        policy, rng = tiny_policy(), torch.Generator().manual_seed(seed)
+        report = train_step(policy, AdamW(policy), batch, StepSettings(minibatches=3), rng, step=1)
+        assert report.optimiser_steps == report.sequences == 2 and report.trained_tokens == 13
+    ordinary, _ = step(random_batch([4, 6, 3]), StepSettings(minibatches=3))
+    assert ordinary.optimiser_steps == 3

@@ -177,6 +177,13 @@ def materialise(
     ]
 
 
+def owners(batch: BatchAssembled, sequences: Mapping[str, Sequence]) -> list[int]:
+    """For each sequence of the materialised arrays, in order, the index of its member: segments share one."""
+    return [
+        at for micro in batch.layout for at in micro.members for _ in sequences[batch.members[at].session_id].segments
+    ]
+
+
 def _micro(
     members: list[BatchMember],
     ordinal: int,
