@@ -25,9 +25,6 @@ VERSION = 1
 BATCH_NAMESPACE = uuid.UUID("0d0a6b0e-7a52-5b5e-8a0e-6b7d9c1f2a33")
 """Namespace of batch ids (RFC 9562, version 5)."""
 
-LeafKey = Callable[[str], bytes | None]
-"""The HMAC key of a subject's leaves; None for a subject without one. Raises KeyError for an erased subject."""
-
 
 @dataclass(frozen=True, slots=True)
 class Positions:
