@@ -147,7 +147,6 @@ async def verify_batch(
     again: BatchAssembled = code.reassemble(batch, groups, config, consents, leaf_key)
     same = msgspec.msgpack.encode(again) == msgspec.msgpack.encode(batch)
     # The same members at the same offsets: the sequences just read are those that the batch names.
-    read = {session: one for group in groups for session, one in group.sequences.items()}
     sequences = read if same else await sequences_of(event_log, batch)
     leaves = code.verify(batch, sequences, config.max_staleness, leaf_key)
     return BatchVerdict(batch.batch_id, batch.ordinal, leaves, same)
