@@ -1,9 +1,11 @@
 """A command that joins Ray as a driver, with a process beside it that outlives it.
 
-Ray ends a driver whose raylet or head has died from within C++: no exception, no `finally`, only a dump on standard
-error. So a guarded command works in a child. The parent passes signals on and waits; it promises:
+A driver whose Ray has died is either ended by it from within C++ (no exception, no `finally`, a dump on standard error)
+or goes on waiting for actors that nobody will start again. So a guarded command works in a child. The parent passes
+signals on and watches; it promises:
 - a command that comes to an end of its own, however, ends with its own exit code and words, and nothing is added;
 - one that is ended from outside (by Ray, or by kill -9) is followed by the clean-up, and by one line that says why;
+- one whose embedded service is gone for `GONE_S` is ended, and the same follows;
 - the child ends, cleaning up by itself, when the parent is killed.
 
 What the child writes to standard error itself is shown; what C++ libraries write there goes to a file, named in that
@@ -16,11 +18,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import select
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +34,13 @@ import click
 from odradek.infra.cli.context import Context
 from odradek.infra.errors import InfraError, StackError
 from odradek.infra.stack import processes
+from odradek.infra.stack.stack import Stack
 from odradek.infra.stack.state import stack_id
+
+LOOK_S = 2.0
+"""Seconds between two looks at the services. Longer delays the end of a command that can't go on."""
+GONE_S = 5.0
+"""Seconds that a service may be gone before the command is ended. Too low ends one whose service is being replaced."""
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
@@ -40,9 +50,12 @@ SAID = "driver.log"
 _ENDED = b"."
 """What the child sends when the command came to an end of its own."""
 
+Watched = Callable[[], Mapping[str, str]]
+"""By service why it is gone; empty: it is not."""
+
 
 class CommandLost(StackError):
-    """The command's process was ended from outside, most likely by Ray, whose head or raylet has died."""
+    """The command could not come to an end of its own: Ray, or another service that it needs, has died."""
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
@@ -51,20 +64,23 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapped(context: Context, *args: Any, **options: Any) -> None:
-        from odradek.infra.config.services import data_dir
+        from odradek.infra.config.services import stack_of
 
-        data = data_dir(context.config)
-        before = bool(processes.marked(f"{stack_id(data)}/"))
-
-        def on_lost(how: str) -> str:
-            return _clean_up(context, how, leave=before or bool(options.get("keep")))
-
-        run_guarded(lambda: function(context, *args, **options), on_lost, data / "ray")
+        stack = stack_of(context.config)
+        leave = bool(options.get("keep")) or bool(processes.marked(f"{stack_id(stack.data)}/"))
+        run_guarded(
+            lambda: function(context, *args, **options),
+            lambda how: _clean_up(context, stack, how, leave=leave),
+            stack.watched,
+            stack.data / "ray",
+        )
 
     return wrapped
 
 
-def run_guarded(work: Callable[[], None], on_lost: Callable[[str], str], folder: Path) -> None:
+def run_guarded(
+    work: Callable[[], None], on_lost: Callable[[str], str], watched: Watched = dict, folder: Path = Path()
+) -> None:
     """Run `work` in a child. In the parent this raises: the child's exit code, or `CommandLost` with what `on_lost`
     returned after cleaning up."""
     sys.stdout.flush()
@@ -79,22 +95,53 @@ def run_guarded(work: Callable[[], None], on_lost: Callable[[str], str], folder:
             _become_child(parent, said)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
             try:
-                work()
+                _work(work)
             finally:
-                os.write(writing, _ENDED)
+                with suppress(BrokenPipeError):  # nobody waits any more
+                    os.write(writing, _ENDED)
             return
         os.close(writing)
         for number in PASSED_ON:
             signal.signal(number, functools.partial(_pass_on, child))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        gone = _watch(reading, watched)
+        if gone:
+            os.kill(child, signal.SIGKILL)
+        ended = not gone and os.read(reading, 1) == _ENDED
         _, status = os.waitpid(child, 0)
-        ended = os.read(reading, 1) == _ENDED
         os.close(reading)
         code = os.waitstatus_to_exitcode(status)
         if ended:
             raise click.exceptions.Exit(code if code >= 0 else 128 - code)
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise CommandLost(on_lost(f"ended from outside ({how}){_kept(said, folder)}"))
+        how = gone or f"ended from outside by {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+        raise CommandLost(on_lost(f"{how}{_kept(said, folder)}"))
+
+
+def _work(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "ray":
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CommandLost(f"Ray failed under this command ({first}); odradek status says more") from error
+
+
+def _watch(reading: int, watched: Watched) -> str:
+    """Until the child has something to say or is dead (then empty), or a service has been gone for `GONE_S` (why)."""
+    seen: set[str] = set()
+    since: float | None = None
+    while not select.select([reading], [], [], LOOK_S)[0]:
+        try:
+            looks = watched()
+        except InfraError:
+            continue  # nobody can say: the command itself will
+        seen = {name for name in looks if name in seen or not looks[name]}
+        gone = [why for name, why in looks.items() if why and name in seen]
+        since = (since or time.monotonic()) if gone else None
+        if since is not None and time.monotonic() - since >= GONE_S:
+            return "; ".join(gone)
+    return ""
 
 
 def _become_child(parent: int, said: IO[bytes]) -> None:
@@ -124,18 +171,13 @@ def _kept(said: IO[bytes], folder: Path) -> str:
     return f", last words in {path}"
 
 
-def _clean_up(context: Context, how: str, *, leave: bool) -> str:
-    """Stop what the lost command started; returns its one line."""
-    from odradek.infra.config.services import stack_of
-
-    stack = stack_of(context.config)
-    causes = [f"{one.name} is {one.health}: {one.reason}" for one in stack.status() if one.reason]
-    cause = "; ".join(causes) or "every service answers"
+def _clean_up(context: Context, stack: Stack, how: str, *, leave: bool) -> str:
+    """Stop what the lost command had started; returns its one line."""
     if leave:
-        return f"the command was {how}; {cause}; odradek status says what runs, odradek up starts what is missing"
-    context.say("the command was ended from outside; stopping what it started")
+        return f"{how}: the command was ended; odradek status says what runs, odradek up starts what is missing"
+    context.say(f"{how}; stopping what the command had started")
     try:
         stack.down(context.progress)
     except InfraError as error:
-        return f"the command was {how}; {cause}; not everything could be stopped: {error}"
-    return f"the command was {how}; {cause}; what it had started is stopped"
+        return f"{how}: the command was ended, and not everything that it had started could be stopped: {error}"
+    return f"{how}: the command was ended and what it had started is stopped"

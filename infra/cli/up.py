@@ -5,12 +5,14 @@ from __future__ import annotations
 import click
 
 from odradek.infra.cli.context import Context, command_options
+from odradek.infra.cli.guard import guarded
 from odradek.infra.cli.status import table
 
 
 @click.command
 @click.option("--actors/--no-actors", default=True, show_default=True, help="Start the actors too, or services only.")
 @command_options
+@guarded
 def command(context: Context, actors: bool) -> None:
     """Start what the configuration does not find elsewhere (Kafka, S3, Ray), and the actors on it.
 

@@ -58,6 +58,9 @@ class Component(Protocol):
     def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
         """Ask the service itself; raises `Unreachable` with the reason."""
 
+    def listens(self, ports: Mapping[str, int]) -> tuple[int | Path, ...]:
+        """Loopback ports and sockets on which it listens for as long as it lives."""
+
     def finish(self, ports: Mapping[str, int]) -> None:
         """What must exist once it answers (a bucket, say). Idempotent."""
 

@@ -149,6 +149,10 @@ class Kafka:
             raise Unreachable(f"kafka: nothing listens on {self.address(ports)}")
         check_kafka(self.address(ports), timeout_s)
 
+    def listens(self, ports: Mapping[str, int]) -> tuple[int | Path, ...]:
+        """The broker."""
+        return (ports["broker"],)
+
     def finish(self, ports: Mapping[str, int]) -> None:
         """Nothing: topics are made by the log's own admin step."""
 

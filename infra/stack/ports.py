@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 """The only address that the embedded stack listens on."""
@@ -47,3 +48,17 @@ def answers(port: int, timeout_s: float = 1.0) -> bool:
     except OSError:
         return False
     return True
+
+
+def refused(where: int | Path) -> bool:
+    """Whether certainly nothing listens on that port or socket. One that is too busy to answer is not refused."""
+    family = socket.AF_INET if isinstance(where, int) else socket.AF_UNIX
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect((LOOPBACK, where) if isinstance(where, int) else str(where))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+    return False

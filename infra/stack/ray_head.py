@@ -108,7 +108,15 @@ class RayHead:
         """Ray's own health check, which asks the GCS only, and whether the raylet is there: a head without one looks
         healthy and takes nobody in."""
         check_ray(self.address(ports), timeout_s)
-        check_raylet(self.temp / "session_latest" / "sockets" / "raylet", timeout_s)
+        check_raylet(self._raylet, timeout_s)
+
+    def listens(self, ports: Mapping[str, int]) -> tuple[int | Path, ...]:
+        """The head and its raylet."""
+        return (ports["gcs"], self._raylet)
+
+    @property
+    def _raylet(self) -> Path:
+        return self.temp / "session_latest" / "sockets" / "raylet"
 
     def finish(self, ports: Mapping[str, int]) -> None:
         """Nothing: actors are placed by the controller."""

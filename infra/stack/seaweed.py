@@ -137,6 +137,10 @@ class Seaweed:
             raise Unreachable(f"s3: nothing listens on {self.address(ports)}")
         check_s3(self.access(self.address(ports)), timeout_s, bucket_must_exist=self._made.exists())
 
+    def listens(self, ports: Mapping[str, int]) -> tuple[int | Path, ...]:
+        """The S3 front; it ends with the rest."""
+        return (ports["s3"],)
+
     def finish(self, ports: Mapping[str, int]) -> None:
         """Make the bucket once."""
         ensure_bucket(self.access(self.address(ports)))

@@ -108,7 +108,7 @@ class Stack:
             return UpResult((), self.status())
         self._check_disk()
         with locked(self.data):
-            state = read_state(self.data)
+            state = msgspec.structs.replace(read_state(self.data), stopping=False)
             write_state(self.data, state)
             with ThreadPoolExecutor(len(self.components)) as pool:
                 healthy = list(pool.map(lambda part: self._healthy(state, part), self.components))
@@ -198,7 +198,8 @@ class Stack:
         if not self.data.is_dir():
             return ()
         with locked(self.data):
-            state = read_state(self.data)
+            state = msgspec.structs.replace(read_state(self.data), stopping=True)
+            write_state(self.data, state)
             ended = []
             for part in reversed(self.components):
                 if processes.marked(self._mark(part.name)):
@@ -258,6 +259,20 @@ class Stack:
         reason = "" if skip_check else _reason(lambda: part.check(known.ports, STATUS_DEADLINE_S))
         health: Health = "unhealthy" if reason else "running"
         return ComponentStatus(part.name, health, known.address, True, pids, known.log, reason)
+
+    def watched(self) -> dict[str, str]:
+        """The embedded services that were started and not stopped, each with why it is certainly gone; empty: it is
+        not. Cheap enough to ask every other second; none while a `down` is under way."""
+        state = read_state(self.data)
+        if state.stopping:
+            return {}
+        found = {}
+        for part in self.components:
+            known = state.components.get(part.name)
+            if known is not None and known.processes:
+                dead = [where for where in part.listens(known.ports) if port_choice.refused(where)]
+                found[part.name] = f"{part.name}: nothing listens on {dead[0]} any more" if dead else ""
+        return found
 
     def address(self, component: str) -> str:
         """Where a running component listens; `Unreachable` with the command to run if it is not up."""

@@ -41,6 +41,8 @@ class StackState(msgspec.Struct, frozen=True):
 
     version: int = STATE_VERSION
     components: dict[str, ComponentState] = {}
+    stopping: bool = False
+    """A `down` has begun: what is gone is meant to be."""
 
     def with_component(self, name: str, component: ComponentState) -> StackState:
         """The state with one component set."""
