@@ -4,6 +4,8 @@ The id covers what was seen to change the bits of the same calculation: the torc
 instruction set (torch's own and the one BLAS may be held to), the thread count, the tile sizes, the dtype, and the
 sources of the kernels themselves. Two processes with equal ids give equal log-probs for equal tokens and weights;
 unequal ids promise nothing. The id says nothing about the weights.
+
+Guarantee 7 (tests/GUARANTEES.md): test_engine_same_numbers.py, test_kernels_bits.py.
 """
 
 import hashlib

@@ -6,6 +6,8 @@ silently (a gap is `OffsetGap`, unless the caller asks for gaps to be recorded);
 names broker and topic. Topics are named without the deployment prefix everywhere in this interface.
 
 Not here: transactions (`transactions.py`), group consumers (`consumers.py`), object storage (`blobs.py`).
+
+Guarantee 1 (tests/GUARANTEES.md): test_log_durability.py, test_consumer_group.py.
 """
 
 import asyncio

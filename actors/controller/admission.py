@@ -8,6 +8,8 @@ a later batch within it in expectation; the assembler masks what exceeds it all 
 
 Progress: with nothing open and nothing pending a group is opened whatever the number says, for then nothing under way
 can lead to a batch (assembly may drop groups for reasons that admission does not know).
+
+Guarantee 6 (tests/GUARANTEES.md): test_assembly_v1.py, test_controller_core.py, test_engine_actor.py.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ Time is handed in. What it promises:
 - every member of every open group is placed until it has a verdict;
 - a task that can't be run, and RL on a task that is published for evaluation, are refused with the reason;
 - only this fold writes weights.current.v1, so a training commit never undoes a pin or a roll-back.
+
+Guarantee 12 (tests/GUARANTEES.md): test_controller_core.py, test_reward_actor.py, test_session_runner.py,
+test_engine_actor.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Chooses by the task: hidden cases of one function, or a verifier of the task's own. Returns a `Grade`; raises
 GraderCouldNotRun for any fault that is not the session's (that is `ungraded`, never a score).
+
+Guarantee 11 (tests/GUARANTEES.md): test_reward_actor.py, test_session_runner.py, test_controller_core.py,
+test_kill_each_actor.py.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ Guarantees (each has a test of its name):
 
 Waits: for the engine and the environment, each with the time-outs below; the owner is the session actor; the age of
 a wait is visible in `SessionRunner.waiting_for`.
+
+Guarantee 3 (tests/GUARANTEES.md): test_session_runner.py, test_kill_each_actor.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Which records count is `streams.ownership`'s rule of one owner; this fold says what they mean.
 
 Pure: no clock, no client. `apply` is the only way in; `SessionState` holds nothing that the log does not.
+
+Guarantee 2 (tests/GUARANTEES.md): test_session_runner.py, test_sandbox_delta.py, test_projections.py,
+test_assembler_loop.py.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ input's position. Guarantees:
 - members whose consent is gone by the time of the step get zero weight and are listed;
 - what is trained is what the batch recorded: a member whose rebuilt sequence has another hash stops the lane.
 Waits: for batches (nothing is owed), for store and broker (their deadlines). A fenced trainer stops.
+
+Guarantee 4 (tests/GUARANTEES.md): test_assembler_loop.py, test_trainer_loop.py, test_fault_points.py,
+test_transactions.py, test_kill_each_actor.py.
 """
 
 from __future__ import annotations

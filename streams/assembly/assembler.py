@@ -9,6 +9,9 @@ batch.assembled on batches.v1. Guarantees:
 - a batch closes after `groups_per_batch` kept groups and never splits one;
 - a fenced predecessor cannot write.
 Waits: for groups (no deadline: nothing is owed), for the log (its deadlines). Unblocked by the controller's seals.
+
+Guarantee 4 (tests/GUARANTEES.md): test_assembler_loop.py, test_trainer_loop.py, test_fault_points.py,
+test_transactions.py, test_kill_each_actor.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 No grant, no training: an unknown subject, and the empty one, has none. `Consents` knows the offset it has read up to,
 so that a batch or a step can record what it relied on.
+
+Guarantee 8 (tests/GUARANTEES.md): test_assembly_v1.py, test_assembler_loop.py, test_trainer_loop.py.
 """
 
 from __future__ import annotations

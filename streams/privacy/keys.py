@@ -9,6 +9,8 @@ Guarantees:
 `KeyStore` is the protocol; `KeyFiles` keeps a folder. What a file holds is up to its `Wrapping`: the key itself, or the
 key as encrypted by a KMS (`kms.py`). Hosts that write or read subjects' content must share the folder. A copy of it is
 a copy of the keys: a backup that outlives an erasure undoes it, so back it up apart, or wrap the keys.
+
+Guarantee 9 (tests/GUARANTEES.md): test_privacy_keys.py, test_privacy_content.py, test_privacy_sandbox.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Reads batches.v1, the lane's configuration, and exactly the records each batch names. Needs no actor and no trainer.
 A batch is byte-identical when every leaf matches what was recorded at training time and assembling its groups again
 gives the recorded event byte for byte. Members whose subject was erased are named; everything else still has to match.
+
+Guarantee 5 (tests/GUARANTEES.md): test_assembly_golden.py, test_assembly_v1.py, test_assembler_loop.py,
+test_trainer_loop.py, test_kill_each_actor.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Guarantees: every sampled token appears exactly once and carries the version and log-probability it was sampled with;
 ids, mask, log-probs and versions have equal length; text is never re-tokenised; a context that the template or a
 summary rewrote starts a new segment. Pure; reads nothing but the records given.
+
+Guarantee 6 (tests/GUARANTEES.md): test_assembly_v1.py, test_controller_core.py, test_engine_actor.py.
 """
 
 from __future__ import annotations

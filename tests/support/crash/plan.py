@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from odradek.streams.faults import POINTS
@@ -39,6 +39,7 @@ CLOCKS_S = (-3600.0, -30.0, 45.0, 3600.0, 0.0, 0.0)
 """Wall-clock jumps; 0 puts the clock right again."""
 ZOMBIES = ("assembler", "trainer", "controller")
 """Roles with a transactional id: a rival takes over while they stand still, then they come back."""
+MATRIX_AT_ONCE = 6
 UNDER_THE_JOB = ("session", "environment", "reward")
 """Roles whose fault points are reached by a whole job only."""
 AT_ONCE = (1, 1, 2, 2, 3)
@@ -76,6 +77,23 @@ def plan(seed: int, faults: int, actors: Sequence[str], kinds: Sequence[str] = (
         rounds.append(made[:size])
         made = made[size:]
     return rounds
+
+
+def matrix(seed: int, actors: Sequence[str]) -> list[list[Fault]]:
+    """The short run of CI: every kind of fault once, brief ones, and every point that only a whole job reaches, in an
+    order and at targets by seed."""
+    rng = random.Random(f"odradek matrix {seed}")
+    made = [_brief(_fault(kind, rng, sorted(actors))) for kind in WEIGHTS if kind != "kill at point"]
+    for point in POINTS:
+        if point.startswith(UNDER_THE_JOB):
+            target = rng.choice([name for name in sorted(actors) if name.startswith(point.partition(".")[0])])
+            made.append(Fault("kill at point", target, point, 1))
+    rng.shuffle(made)
+    return [made[at : at + MATRIX_AT_ONCE] for at in range(0, len(made), MATRIX_AT_ONCE)]
+
+
+def _brief(fault: Fault) -> Fault:
+    return replace(fault, amount=min(fault.amount, 3.0)) if fault.kind != "duplicate" else fault
 
 
 def _fault(kind: str, rng: random.Random, actors: Sequence[str]) -> Fault:
