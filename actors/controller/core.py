@@ -21,7 +21,7 @@ from odradek.actors.controller.admission import Backlog, TaskQueue, WaitingTask
 from odradek.actors.controller.groups import GroupState, Verdict
 from odradek.actors.controller.identity import group_id, session_id, task_digest
 from odradek.actors.tasks.refusal import MAX_ATTEMPTS, refusal
-from odradek.streams.events.batches import BatchAssembled, BatchEvent, StepCompleted
+from odradek.streams.events.batches import BatchAssembled, BatchEvent, IncarnationBegun, StepCompleted
 from odradek.streams.events.groups import (
     DiscardReason,
     GroupDiscarded,
@@ -67,6 +67,12 @@ class PolicyWeights:
     held_at: int | None = None
     """Version a roll-back went to; a newer publication moves on from it."""
     written: CurrentWeights | None = None
+
+    def give_up_above(self, version: int) -> None:
+        """A new incarnation begins at `version`: no pin, roll-back or publication above it stands any more."""
+        self.published = {number: one for number, one in self.published.items() if number <= version}
+        self.pinned = self.pinned if self.pinned in self.published else None
+        self.held_at = self.held_at if self.held_at in self.published else None
 
     @property
     def current(self) -> int | None:
@@ -197,6 +203,8 @@ class Controller:
             self._sealed_after = [offset for offset in self._sealed_after if offset > event.input_offset]
         elif isinstance(event, StepCompleted) and event.lane == self.lane.lane:
             self.trained = event.step
+        elif isinstance(event, IncarnationBegun) and event.lane == self.lane.lane:
+            self.trained = event.version
         self.backlog.pending_batches = max(0, self.assembled - self.trained)
         self._count()
 
@@ -205,6 +213,8 @@ class Controller:
         weights = self.weights.setdefault(event.policy, PolicyWeights())
         match event:
             case VersionPublished():
+                if event.restored:
+                    weights.give_up_above(event.version)
                 weights.published[event.version] = event
                 if weights.held_at is not None and event.version > weights.held_at:
                     weights.held_at = None
@@ -248,8 +258,8 @@ class Controller:
             version = weights.current
             if version is None or version not in weights.published:
                 continue
-            if weights.written is None or weights.written.version != version:
-                published = weights.published[version]
+            published = weights.published[version]
+            if weights.written is None or weights.written.manifest_key != published.manifest_key:
                 changes.append(
                     CurrentWeights(
                         policy=policy,

@@ -28,8 +28,7 @@ from odradek.actors.policy.directory import read_config
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import object_store
-from odradek.actors.trainer.checkpoint import Checkpoints
-from odradek.actors.trainer.manifest import Place
+from odradek.actors.trainer.checkpoint import fetch_weights
 from odradek.streams import topics
 from odradek.streams.envelope import Event, event_id
 from odradek.streams.errors import UndecodableRecord
@@ -62,8 +61,7 @@ class ServingActor:
         self._loop.main(self._follow(), name)
 
     async def _start(self) -> None:
-        place = Place(self._deployment.incarnation, self._deployment.policy, self._deployment.lane.lane)
-        self._checkpoints = Checkpoints(object_store(self._deployment), place)
+        self._store = object_store(self._deployment)
         self._log = EventLog(self._deployment.kafka)
         await self._log.start()
         config = read_config(Path(self._deployment.warm_start_dir))
@@ -114,8 +112,7 @@ class ServingActor:
         published = self._published.get(version)
         if published is None:
             raise VersionNotHeldError(f"version {version} is not on {topics.WEIGHTS.name} yet")
-        manifest = await self._checkpoints.manifest(version, published.manifest_sha256)
-        weights = await self._checkpoints.weights(manifest, held)
+        _, weights = await fetch_weights(self._store, published.manifest_key, published.manifest_sha256, held)
         return FetchedWeights(version, weights.state, weights.digest)
 
     async def _follow(self) -> None:
@@ -133,6 +130,8 @@ class ServingActor:
                 log.warning("%s: record set aside: %s", topic, error)
                 continue
             if isinstance(body, VersionPublished) and body.policy == self._deployment.policy:
+                if body.restored:
+                    self._published = {v: one for v, one in self._published.items() if v < body.version}
                 self._published[body.version] = body
             elif isinstance(body, CurrentWeights) and body.policy == self._deployment.policy:
                 self._wanted = body

@@ -17,3 +17,11 @@ class GraderCouldNotRun(RewardError):
 
     def __reduce__(self) -> tuple[type[GraderCouldNotRun], tuple[str, bool]]:
         return type(self), (self.cause, self.retryable)
+
+
+class UnknownGrader(RewardError):
+    """This build has no such grader, or not that version of it."""
+
+
+class NotRescored(RewardError):
+    """Some sessions could not be scored again for a fault of ours; nothing was sealed. Running it again goes on."""

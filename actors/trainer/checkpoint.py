@@ -111,6 +111,10 @@ class Checkpoints:
         self._blobs = BlobStore(store, cache_bytes=0)
         self._full_every = full_every
 
+    def at(self, place: Place) -> Checkpoints:
+        """The versions at another place of the same store."""
+        return Checkpoints(self._store, place, self._full_every)
+
     async def publish(
         self,
         state: TrainerState,
@@ -244,20 +248,25 @@ class Checkpoints:
 
     async def last_complete(self, at_most: int | None = None) -> LastComplete:
         """The newest complete version up to `at_most`. Newer ones that are not complete are skipped, each by name."""
-        found = {
-            v for key in await self._store.list(self.place.prefix) if (v := self.place.version_of(key)) is not None
-        }
         skipped: list[str] = []
-        for version in sorted((v for v in found if at_most is None or v <= at_most), reverse=True):
+        for version in reversed([v for v in await self.versions() if at_most is None or v <= at_most]):
             try:
-                manifest = await self.manifest(version)
-                await self.weights(manifest)
-                await self._read(manifest, TRAINER)
+                return LastComplete(await self.complete(version), skipped)
             except CheckpointError as e:
                 skipped.append(f"{self.place.key(version)}: {e}")
-                continue
-            return LastComplete(manifest, skipped)
         return LastComplete(None, skipped)
+
+    async def complete(self, version: int, sha256: str | None = None) -> Manifest:
+        """The manifest of a version whose every object is there and whole; raises naming the first that is not."""
+        manifest = await self.manifest(version, sha256)
+        await self.weights(manifest)
+        await self._read(manifest, TRAINER)
+        return manifest
+
+    async def versions(self) -> list[int]:
+        """Every version that has a manifest here, complete or not, ascending."""
+        keys = await self._store.list(self.place.prefix)
+        return sorted(version for key in keys if (version := self.place.version_of(key)) is not None)
 
     async def _read(self, manifest: Manifest, name: str) -> bytes:
         shard = manifest.shard(name)

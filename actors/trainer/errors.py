@@ -29,6 +29,10 @@ class AdoptionError(CheckpointError):
     overwrite it: find out who wrote it, or begin a new incarnation with `odradek restore`."""
 
 
+class RestoreError(TrainerError):
+    """A new incarnation can't begin; nothing was changed."""
+
+
 class DeltaBaseError(CheckpointError):
     """A delta was offered for other weights than those held. `wanted` is the digest that it applies to."""
 

@@ -2,9 +2,11 @@
 
 Consumes batches.v1 of its lane, in order. Produces step.completed and version.published, in one transaction with the
 input's position. Guarantees:
-- version 0 is the warm start, published like any other; step n turns version n - 1 into n;
+- version 0 is the warm start, published like any other, and a branch's first version its parent's weights and
+  optimiser under the parent's number; step n turns version n - 1 into n;
 - no batch is trained twice, none is skipped: the next holder resumes after the last committed step's batch, and an
   existing manifest is adopted only if it is that very batch's;
+- the log says which incarnation it is in (`odradek restore` begins one): no other one's manifests are looked at;
 - of two trainers one wins a version; the other discards its result and loads the winner's;
 - members whose consent is gone by the time of the step get zero weight and are listed;
 - what is trained is what the batch recorded: a member whose rebuilt sequence has another hash stops the lane.
@@ -31,8 +33,8 @@ import torch
 from odradek.actors.policy.model import Policy
 from odradek.actors.trainer.batch import TrainingBatch
 from odradek.actors.trainer.checkpoint import Checkpoints, Published, TrainerState, Weights
-from odradek.actors.trainer.errors import BatchError
-from odradek.actors.trainer.manifest import ConsentRead, Origin, check_adoptable
+from odradek.actors.trainer.errors import BatchError, CheckpointError
+from odradek.actors.trainer.manifest import ConsentRead, Origin, Place, check_adoptable
 from odradek.actors.trainer.step import StepReport, StepSettings, train_step
 from odradek.kernels.numerics import numerics_id
 from odradek.streams import topics
@@ -41,7 +43,7 @@ from odradek.streams.assembly.v1.sequence import Sequence
 from odradek.streams.assembly.versions import assembler
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.errors import UndecodableRecord
-from odradek.streams.events.batches import BatchAssembled, StepCompleted
+from odradek.streams.events.batches import BatchAssembled, IncarnationBegun, StepCompleted
 from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.events.weights import VersionPublished
 from odradek.streams.faults import reach
@@ -122,47 +124,71 @@ class TrainerLoop:
     # -- start-up ----------------------------------------------------------------------------------------------
 
     async def _resume(self, stage: Stage) -> None:
-        last = await stage.last(topics.BATCHES.name, self._partition, self._is_step)
+        last = await stage.last(topics.BATCHES.name, self._partition, self._is_mark)
         if last is None:
             self.position = await self._log.beginning(topics.BATCHES.name, self._partition)
             await self._begin(stage)
             return
-        step: StepCompleted = last.event.body
-        self.position = step.batch_offset + 1
-        manifest = await self._checkpoints.manifest(step.step, step.manifest_sha256)
-        self._state, self._weights = await self._checkpoints.restore(manifest)
-        log.info("lane %s goes on from version %d, batches.v1 offset %d", self._lane.lane, step.step, self.position)
+        mark: StepCompleted | IncarnationBegun = last.event.body
+        self.position = mark.batch_offset + 1
+        await self._restore(mark.manifest_key, mark.manifest_sha256)
+        log.info("lane %s goes on from version %d, batches.v1 offset %d", self._lane.lane, self.version, self.position)
 
-    def _is_step(self, record: Record) -> bool:
+    def _is_mark(self, record: Record) -> bool:
+        """Whether it says how far the lane is trained."""
         try:
             body = record.event.body
         except UndecodableRecord:
             return False
-        return isinstance(body, StepCompleted) and body.lane == self._lane.lane
+        return isinstance(body, StepCompleted | IncarnationBegun) and body.lane == self._lane.lane
+
+    async def _restore(self, manifest_key: str, sha256: str) -> None:
+        """Take up a version that the log names, and go on in its incarnation."""
+        place, version = Place.of_key(manifest_key)
+        self._checkpoints = self._checkpoints.at(place)
+        try:
+            manifest = await self._checkpoints.manifest(version, sha256)
+            self._state, self._weights = await self._checkpoints.restore(manifest)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"lane {self._lane.lane}: the log goes on from version {version} ({manifest_key}), which the object "
+                f"store does not have whole: {error}. If the two are of different moments, `odradek restore` begins a "
+                f"new incarnation at the newest version complete in both"
+            ) from error
 
     async def _begin(self, stage: Stage) -> None:
-        """Publish the warm start as version 0, once. What the log has as version 0 is taken as it is."""
-        already = await stage.last(topics.WEIGHTS.name, 0, self._is_version_zero)
+        """Publish the lane's first version, once. What the log has as that is taken as it is."""
+        already = await stage.last(topics.WEIGHTS.name, 0, self._is_first)
         if already is not None:
-            manifest = await self._checkpoints.manifest(0, already.event.body.manifest_sha256)
-            self._state, self._weights = await self._checkpoints.restore(manifest)
+            await self._restore(already.event.body.manifest_key, already.event.body.manifest_sha256)
             return
-        policy = await self._compute(lambda: Policy.load_hf(self._warm_start))
-        state = TrainerState.begin(policy, seed=0)
-        origin = Origin(parent=None, configuration=self._lane.training)
+        state, copied_from = await self._first()
+        origin = Origin(parent=None, configuration=self._lane.training, copied_from=copied_from)
         published = await self._publish(state, origin, None, ConsentRead())
         async with stage.transaction() as transaction:
             await transaction.append(topics.WEIGHTS.name, self._lane.policy, self._version_event(published, ""))
 
-    def _is_version_zero(self, record: Record) -> bool:
+    async def _first(self) -> tuple[TrainerState, str]:
+        """The state before the first step, and the manifest that it is a copy of (empty: the warm start)."""
+        parent = self._lane.parent
+        if parent is None:
+            policy = await self._compute(lambda: Policy.load_hf(self._warm_start))
+            return TrainerState.begin(policy, seed=0), ""
+        place, version = Place.of_key(parent.manifest_key)
+        theirs = self._checkpoints.at(place)
+        state, _ = await theirs.restore(await theirs.manifest(version, parent.manifest_sha256))
+        return state, parent.manifest_key
+
+    def _is_first(self, record: Record) -> bool:
         try:
             body = record.event.body
         except UndecodableRecord:
             return False
+        first = self._lane.parent.version if self._lane.parent is not None else 0
         return isinstance(body, VersionPublished) and (body.policy, body.lane, body.version) == (
             self._lane.policy,
             self._lane.lane,
-            0,
+            first,
         )
 
     # -- one batch ---------------------------------------------------------------------------------------------
@@ -200,7 +226,11 @@ class TrainerLoop:
         )
         self.busy_s += asyncio.get_running_loop().time() - began
         origin = Origin(
-            parent=state.version, batch_id=batch.batch_id, input_offset=offset, configuration=config.training
+            parent=state.version,
+            batch_id=batch.batch_id,
+            input_offset=offset,
+            configuration=config.training,
+            batch_root=batch.merkle_root,
         )
         state.version += 1
         await reach("trainer.before_publish")
@@ -257,7 +287,8 @@ class TrainerLoop:
             left_out=consent.left_out,
             subjects_offset=consent.subjects_offset,
         )
-        event = Event.of(step, id=event_id("step", self._lane.lane, self.version), source=f"trainer.{self._lane.lane}")
+        identifier = event_id("step", done.published.key)
+        event = Event.of(step, id=identifier, source=f"trainer.{self._lane.lane}")
         async with stage.transaction() as transaction:
             await transaction.append(topics.BATCHES.name, self._lane.lane, event)
             await transaction.append(
@@ -282,8 +313,9 @@ class TrainerLoop:
             batch_id=batch_id,
             parent=manifest.origin.parent,
             numerics_id=manifest.numerics_id,
+            parent_key=manifest.origin.copied_from,
         )
-        identifier = event_id("version", self._lane.policy, self._lane.lane, manifest.version)
+        identifier = event_id("version", published.key)
         return Event.of(body, id=identifier, source=f"trainer.{self._lane.lane}")
 
     async def _compute(self, work: Callable[[], Any]) -> Any:

@@ -38,6 +38,10 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Offset of the batch on batches.v1: the trainer goes on after it. -1 is before the first."""
     configuration: dict[str, Any] = {}
     """The settings in force, as JSON values."""
+    batch_root: str = ""
+    """The batch's Merkle root: another history may have made another batch of the same id at the same offset."""
+    copied_from: str = ""
+    """Manifest that these weights are a copy of: the version that a branch or a new incarnation starts from."""
 
 
 class ConsentRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -40,6 +40,7 @@ class Endpoints(msgspec.Struct, frozen=True):
     s3_credentials_file: str
     """Empty: the usual AWS chain."""
     ray: str
+    """Empty where a command does without."""
 
 
 def data_dir(config: Config) -> Path:
@@ -159,10 +160,11 @@ def reap_sandboxes(data: Path, wait_s: float = REAP_DEADLINE_S) -> int:
     return reaped
 
 
-def endpoints(config: Config) -> Endpoints:
-    """Where all services are now; `Unreachable`, with the command to run, if one of them is down."""
+def endpoints(config: Config, *, ray: bool = True) -> Endpoints:
+    """Where all services are now; `Unreachable`, with the command to run, if one of them is down. Without `ray`, log
+    and store are enough."""
     stack = stack_of(config)
-    found = stack.addresses(("kafka", "s3", "ray"))
+    found = stack.addresses(("kafka", "s3", "ray") if ray else ("kafka", "s3"))
     if config.s3.endpoint is None:
         credentials = str(Seaweed(data_dir(config)).keys_file)
     else:
@@ -173,5 +175,5 @@ def endpoints(config: Config) -> Endpoints:
         s3_bucket=config.s3.bucket,
         s3_region=config.s3.region,
         s3_credentials_file=credentials,
-        ray=found["ray"],
+        ray=found.get("ray", ""),
     )

@@ -66,7 +66,8 @@ class Assembler:
         self._config: tuple[int, LaneConfigured] | None = None
         self._rule = GroupRule()
         self._pending: list[GroupRecords] = []
-        self._ordinal = 0
+        self._ordinal: int | None = None
+        """Of the next batch; None before the lane's first, which its configuration numbers."""
         self.position = 0
         """Next offset of groups.v1 to read."""
 
@@ -146,7 +147,9 @@ class Assembler:
             subjects_offset=self._consents.offset,
             weights_offset=await self._log.stable_end(topics.WEIGHTS.name, 0),
         )
-        batch = build(chosen.kept, chosen.dropped, config, self._ordinal, positions, leaf_key)
+        first = config.parent.version if config.parent is not None else 0
+        ordinal = first if self._ordinal is None else self._ordinal
+        batch = build(chosen.kept, chosen.dropped, config, ordinal, positions, leaf_key)
         event = Event.of(batch, id=batch.batch_id, source=f"assembler.{self._lane}")
         async with stage.transaction() as transaction:
             await transaction.append(topics.BATCHES.name, self._lane, event)
@@ -158,10 +161,10 @@ class Assembler:
         log.info(
             "lane %s batch %d: %d groups kept, %d dropped, %d members",
             self._lane,
-            self._ordinal,
+            ordinal,
             len(chosen.kept),
             len(chosen.dropped),
             len(batch.members),
         )
-        self._ordinal += 1
+        self._ordinal = ordinal + 1
         self._pending = []

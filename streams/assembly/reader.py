@@ -17,7 +17,7 @@ from odradek.streams.assembly.v1.sequence import MalformedSession, Sequence, seq
 from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.groups import GroupSealed
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.events.rewards import RewardAssigned
+from odradek.streams.events.rewards import RewardAssigned, RewardRevised
 from odradek.streams.log import EventLog
 from odradek.streams.ownership import SessionRecord
 from odradek.streams.topics import declared
@@ -99,15 +99,36 @@ async def read_rewards(event_log: EventLog, refs: Mapping[str, RecordRef]) -> di
             if session is None:
                 continue
             try:
-                body = record.event.body
+                body = _verdict(record.event.body)
             except UndecodableRecord as error:
                 log.warning("reward of session %s: %s", session, error)
                 continue
-            if isinstance(body, RewardAssigned) and body.session_id == session:
+            if body is not None and body.session_id == session:
                 rewards[session] = body
 
     await _scanned(event_log, REWARDS, extents, scan)
     return rewards
+
+
+def _verdict(body: object) -> RewardAssigned | None:
+    """A verdict as assembly takes it. Only the seals of a rescored lane name a revised one."""
+    match body:
+        case RewardAssigned():
+            return body
+        case RewardRevised():
+            return RewardAssigned(
+                session_id=body.session_id,
+                group_id=body.group_id,
+                partition=body.partition,
+                first_offset=body.first_offset,
+                last_offset=body.last_offset,
+                grader=body.grader,
+                grader_version=body.grader_version,
+                components=body.components,
+                total=body.total,
+                sampled_tokens=body.sampled_tokens,
+            )
+    return None
 
 
 async def _scanned(

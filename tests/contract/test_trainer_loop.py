@@ -10,7 +10,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,15 @@ import pytest
 import torch
 from support.assembly_world import turn
 from support.lane_world import LaneWorld, stopped, until
+from support.training_world import TRAINING, TrainingWorld
 
 from odradek.actors.policy.hf import to_hf_state
-from odradek.actors.trainer.checkpoint import Checkpoints, TrainerState
-from odradek.actors.trainer.errors import AdoptionError, BatchError, IncompleteCheckpointError
+from odradek.actors.trainer.checkpoint import TrainerState
+from odradek.actors.trainer.errors import AdoptionError, BatchError
 from odradek.actors.trainer.loop import TrainerLoop
-from odradek.actors.trainer.manifest import Manifest, Origin, Place
+from odradek.actors.trainer.manifest import Origin
 from odradek.actors.trainer.testing import tiny_policy
 from odradek.streams import faults
-from odradek.streams.assembly.assembler import Assembler
 from odradek.streams.blobs import S3Config, S3Store
 from odradek.streams.errors import BlobMissing, ProducerFenced, TransactionLost
 from odradek.streams.log import EventLog
@@ -36,7 +35,6 @@ from odradek.streams.testing import an_event, event_log, kafka_config
 __all__ = ["event_log", "kafka_config"]
 pytestmark = pytest.mark.contract
 
-TRAINING = {"optimiser": {"learning_rate": 1e-2, "warmup_steps": 0}}
 POINTS = [point for point in faults.POINTS if point.startswith("trainer.")]
 
 
@@ -45,62 +43,6 @@ def warm_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("warm") / "start"
     tiny_policy(seed=3).save_hf(folder)
     return folder
-
-
-@dataclass
-class TrainingWorld:
-    """One lane with batches to train, and one store of versions."""
-
-    lane: LaneWorld
-    store: S3Store
-    warm_start: Path
-    incarnation: str
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.store, Place(self.incarnation, self.lane.policy, self.lane.lane))
-
-    def loop(self, **changes: Any) -> TrainerLoop:
-        return TrainerLoop(self.lane.log, self.checkpoints, self.lane.configuration(**changes), self.warm_start)
-
-    async def assemble(self, count: int, *, already: int = 0, **group: Any) -> None:
-        """`count` batches of one group each."""
-        for _ in range(count):
-            await self.lane.group(**group)
-        task = asyncio.create_task(Assembler(self.lane.log, self.lane.lane).run())
-
-        async def enough() -> bool:
-            return len(await self.lane.batches()) >= already + count
-
-        try:
-            await until(task, enough)
-        finally:
-            await stopped(task)
-
-    async def train(self, steps: int) -> TrainerLoop:
-        """Run a fresh holder until the lane has that many committed steps."""
-        loop = self.loop()
-        task = asyncio.create_task(loop.run())
-
-        async def enough() -> bool:
-            return len(await self.lane.steps()) >= steps and loop.version >= steps
-
-        try:
-            await until(task, enough)
-        finally:
-            await stopped(task)
-        return loop
-
-    async def manifest(self, version: int) -> Manifest | None:
-        try:
-            return await self.checkpoints.manifest(version)
-        except IncompleteCheckpointError:
-            return None
-
-    async def bits(self, version: int) -> tuple[str, list[tuple[str, str]]]:
-        """Digests of all that a version holds: weights and every shard, optimiser and generator among them."""
-        manifest = await self.checkpoints.manifest(version)
-        return manifest.weights_digest, [(shard.name, shard.sha256) for shard in manifest.shards]
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from odradek.streams.events.meta import Meta, Origin, RecordRef
 from odradek.streams.events.rewards import RewardAssigned
 from odradek.streams.events.sessions import SessionCompleted, SessionOpened, TurnSampled, Usage
 from odradek.streams.events.subjects import ConsentGranted, ConsentWithdrawn
+from odradek.streams.events.tasks import TaskPublished
 from odradek.streams.events.weights import VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.replay.rebuild import batches_of
@@ -74,10 +75,11 @@ class LaneWorld:
         origin: Origin = "rl",
         subject: str = "",
         poison: bytes | None = None,
+        task: RecordRef | None = None,
     ) -> Written:
         """One session from its opening to its end. `poison`: a value that stands in place of its last turn."""
         meta = Meta(origin=origin, subject=subject)
-        opened = SessionOpened(session_id=session_id, policy=self.policy, lane=self.lane)
+        opened = SessionOpened(session_id=session_id, policy=self.policy, lane=self.lane, task=task)
         first = await self._append("sessions.v1", session_id, opened, meta)
         bodies = [*turns, SessionCompleted(reason="done", first_offset=first.offset, usage=Usage())]
         ref = first
@@ -114,6 +116,11 @@ class LaneWorld:
             last_offset=session.last,
             reward=ref,
         )
+
+    async def task(self, **fields: Any) -> RecordRef:
+        """A published task."""
+        body = TaskPublished(task_id=f"task-{uuid.uuid4().hex[:8]}", instruction="mend it", **fields)
+        return await self._append("tasks.v1", body.task_id, body)
 
     async def open(self, group: str, sessions: list[str]) -> int:
         """The group's opening; returns its offset on groups.v1."""

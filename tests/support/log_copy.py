@@ -1,0 +1,133 @@
+"""A log as a file, and a file (or part of one) as a log again: same records, same offsets, on any real broker.
+
+Offsets matter, because events refer to each other by them. Holes in a kept log are transaction markers and aborted
+records; they are made again as what they were, since nothing else can take an offset without being read.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+
+from odradek.streams import topics
+from odradek.streams.admin import ensure_topics
+from odradek.streams.clients import producer
+from odradek.streams.config import KafkaConfig
+from odradek.streams.log import EventLog
+from odradek.streams.topics import Cleanup
+
+FILLER = b"aborted: no committed reader sees this"
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """One record as it lies on the broker."""
+
+    topic: str
+    """Without the deployment's prefix."""
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    is_end: bool = False
+    """No record: the partition ends at this offset (the last record may have a marker behind it)."""
+
+
+async def copied(event_log: EventLog) -> list[Stored]:
+    """Every committed record of every declared topic, by topic, partition and offset, and where each one ends."""
+    found = []
+    for row in topics.ALL:
+        for number, end in (await event_log.stable_ends(row.name)).items():
+            start = await event_log.beginning(row.name, number)
+            async for one in event_log.read(row.name, number, start, end):
+                found.append(
+                    Stored(
+                        row.name, number, one.ref.offset, one.timestamp_ms, one.key_bytes, one.value, list(one.headers)
+                    )
+                )
+            if end:
+                found.append(Stored(row.name, number, end, 0, None, None, [], is_end=True))
+    return found
+
+
+def save(path: Path, records: Iterable[Stored]) -> None:
+    """Gzipped JSON lines, the same bytes each time."""
+    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in records)
+    path.write_bytes(gzip.compress(lines, mtime=0))
+
+
+def load(path: Path) -> list[Stored]:
+    """The records of a file."""
+    decode = msgspec.json.Decoder(Stored).decode
+    return [decode(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+async def write(config: KafkaConfig, records: Iterable[Stored]) -> None:
+    """Put the records on a fresh deployment, each at its own offset (compacted topics: in their order)."""
+    await ensure_topics(config)
+    plain, staged = producer(config), producer(config, transactional_id=config.name("log-copy"))
+    await plain.start()
+    await staged.start()
+    try:
+        ordered = sorted(records, key=_place)
+        for (topic, number), part in groupby(ordered, key=lambda one: (one.topic, one.partition)):
+            exact = topics.declared(topic).cleanup is not Cleanup.COMPACT
+            await _partition(config, plain, staged, topic, number, list(part), exact)
+    finally:
+        await plain.stop()
+        await staged.stop()
+
+
+def _place(one: Stored) -> tuple[str, int, int]:
+    return one.topic, one.partition, one.offset
+
+
+async def _partition(
+    config: KafkaConfig,
+    plain: AIOKafkaProducer,
+    staged: AIOKafkaProducer,
+    topic: str,
+    number: int,
+    records: list[Stored],
+    exact: bool,
+) -> None:
+    """A hole of one offset follows a transaction (its marker); two more are an aborted record and its marker."""
+    name = config.name(topic)
+
+    async def send(by: AIOKafkaProducer, one: Stored) -> Any:
+        return await by.send_and_wait(
+            name, one.value, one.key, partition=number, timestamp_ms=one.timestamp_ms, headers=one.headers
+        )
+
+    async def aborted() -> None:
+        await staged.begin_transaction()
+        await staged.send_and_wait(name, FILLER, partition=number)
+        await staged.abort_transaction()
+
+    for before, one, hole in _holes(records):
+        for _ in range(before // 2 if exact else 0):
+            await aborted()
+        if exact and hole % 2:
+            await staged.begin_transaction()
+            at = await send(staged, one)
+            await staged.commit_transaction()
+        else:
+            at = await send(plain, one)
+        assert not exact or at.offset == one.offset, f"{topic}/{number}@{one.offset} was written at {at.offset}"
+        for _ in range(hole // 2 if exact else 0):
+            await aborted()
+
+
+def _holes(records: list[Stored]) -> Iterator[tuple[int, Stored, int]]:
+    """Each record with the offsets missing before the first, and after it up to the next."""
+    for index, one in enumerate(records):
+        following = records[index + 1].offset if index + 1 < len(records) else one.offset + 1
+        if not one.is_end:
+            yield (one.offset if index == 0 else 0), one, following - one.offset - 1
