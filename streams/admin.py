@@ -14,7 +14,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from odradek.streams import clients, topics
 from odradek.streams.clients import MAX_RECORD_BYTES
 from odradek.streams.config import KafkaConfig
-from odradek.streams.errors import DeadlineExceeded, TopicDrift
+from odradek.streams.errors import DeadlineExceeded, TopicDrift, UnknownTopic
 from odradek.streams.topics import Cleanup, Topic
 
 READY_S = 20.0
@@ -77,6 +77,26 @@ async def ensure_topics(config: KafkaConfig, tenants: Iterable[str] = ()) -> lis
             differences=[str(one) for one in differences],
         )
     return missing
+
+
+async def existing(config: KafkaConfig) -> list[str]:
+    """Bare names of the declared topics that are on the broker, tenants' copies included, sorted."""
+    client = AIOKafkaAdminClient(**config.client_options())
+    await clients.start(config, client)
+    try:
+        async with clients.guarded(config, "listing topics", "", config.request_timeout_s):
+            names = [config.bare(name) for name in await client.list_topics() if name.startswith(config.name(""))]
+    finally:
+        await clients.stop(client)
+    return sorted(name for name in names if _is_declared(name))
+
+
+def _is_declared(bare: str) -> bool:
+    try:
+        topics.declared(bare)
+    except UnknownTopic:
+        return False
+    return True
 
 
 async def drift(config: KafkaConfig, tenants: Iterable[str] = ()) -> list[Difference]:

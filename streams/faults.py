@@ -26,6 +26,8 @@ POINTS = (
     "environment.call_ran",
     "reward.before_append",
     "reward.after_append",
+    "notary.before_commit",
+    "notary.after_commit",
 )
 """`before_commit` stands inside the open transaction, after its events were sent; `after_commit` before anything else
 is done with the result. `trainer.after_publish`: the manifest is put, no transaction is open. The environment's two

@@ -35,6 +35,8 @@ class RawRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    raw_names: tuple[bytes, ...]
+    """Header names as they are stored."""
 
 
 async def read_raw(consumer: AIOKafkaConsumer, tp: TopicPartition, position: int) -> tuple[list[RawRecord], int]:
@@ -91,14 +93,20 @@ def _record(buffer: bytes, cursor: int, batch: Any, tp: TopicPartition) -> tuple
     key, cursor = _chunk(buffer, cursor)
     value, cursor = _chunk(buffer, cursor)
     count, cursor = decode_varint(buffer, cursor)
-    headers: list[tuple[str, bytes | None]] = []
+    headers: list[tuple[bytes, bytes | None]] = []
     for _ in range(count):
         name, cursor = _chunk(buffer, cursor)
         content, cursor = _chunk(buffer, cursor)
-        headers.append(((name or b"").decode("utf-8", "backslashreplace"), content))
-    offset = batch.base_offset + offset_delta
+        headers.append((name or b"", content))
     return RawRecord(
-        tp.topic, tp.partition, offset, batch.first_timestamp + time_delta, key, value, tuple(headers)
+        topic=tp.topic,
+        partition=tp.partition,
+        offset=batch.base_offset + offset_delta,
+        timestamp=batch.first_timestamp + time_delta,
+        key=key,
+        value=value,
+        headers=tuple((name.decode("utf-8", "backslashreplace"), content) for name, content in headers),
+        raw_names=tuple(name for name, _ in headers),
     ), cursor
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import ray
 
+from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.config import KafkaConfig, KeyStoreAddress
 from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.events.sessions import CondenseSettings
@@ -64,6 +65,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """`NsConfig` of each host's driver; empty takes its defaults."""
     projections: bool = True
     """Whether a Faust worker keeps live tables."""
+    audit: AuditSettings = AuditSettings(enabled=False)
+    """The notary's."""
     otlp_endpoint: str = ""
     """Base address of an OTLP/HTTP collector; empty exports nothing."""
     metrics_port: int = 0

@@ -31,17 +31,20 @@ def blobs_of(deployment: Deployment) -> BlobStore:
 
 
 def object_store(deployment: Deployment) -> S3Store:
-    """A client of the deployment's bucket. Without a credentials file boto3's own chain finds the keys."""
+    """A client of the deployment's bucket."""
+    return S3Store(s3_config(deployment))
+
+
+def s3_config(deployment: Deployment) -> S3Config:
+    """The deployment's bucket with its keys. Without a credentials file boto3's own chain finds them."""
     address = deployment.store
     keys = _Keys("", "")
     if address.credentials_file:
         keys = msgspec.json.decode(Path(address.credentials_file).read_bytes(), type=_Keys)
-    return S3Store(
-        S3Config(
-            bucket=address.bucket,
-            endpoint=address.endpoint,
-            region=address.region,
-            access_key=keys.access_key,
-            secret_key=keys.secret_key,
-        )
+    return S3Config(
+        bucket=address.bucket,
+        endpoint=address.endpoint,
+        region=address.region,
+        access_key=keys.access_key,
+        secret_key=keys.secret_key,
     )

@@ -23,7 +23,7 @@ START_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 20.0
 """Seconds for the actors to go away."""
 
-OPTIONAL = frozenset({"projections", TELEMETRY})
+OPTIONAL = frozenset({"projections", "notary", TELEMETRY})
 """Actors that a deployment works without."""
 
 Progress = Callable[[str], None]
@@ -71,6 +71,12 @@ def _projections(deployment: Deployment, name: str) -> Any:
     return ProjectionsActor, (deployment, name)
 
 
+def _notary(deployment: Deployment, name: str) -> Any:
+    from odradek.actors.notary.actor import NotaryActor
+
+    return NotaryActor, (deployment, name)
+
+
 def _controller(deployment: Deployment, _name: str) -> Any:
     from odradek.actors.controller.actor import ControllerActor
 
@@ -93,6 +99,7 @@ def plan(deployment: Deployment) -> list[list[tuple[str, Callable[[Deployment, s
             ("assembler", _assembler),
             ("trainer", _trainer),
             *((("projections", _projections),) if deployment.projections else ()),
+            *((("notary", _notary),) if deployment.audit.enabled else ()),
         ],
         [(f"session-{i}", _session) for i in range(deployment.session_actors)],
         [("controller", _controller), (TELEMETRY, _telemetry)],

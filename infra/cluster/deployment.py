@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from odradek.actors.controller.core import RL_LANE
@@ -11,8 +12,12 @@ from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.infra.cluster.policy import MEBIBYTE, Sizes, engine_settings, policy_dir, sizes, tokenizer_digest
 from odradek.infra.config.services import Endpoints, data_dir, key_store
 from odradek.infra.config.tree import Config
+from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.events.sessions import CondenseSettings
+
+KEY_FILE = "audit/notary.key"
+"""Where the notary's private key lies in the data folder, unless a setting names another place."""
 
 
 def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
@@ -49,9 +54,25 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
             "min_free_memory_bytes": config.sandbox.min_free_memory_mb * MEBIBYTE,
         },
         projections=config.projections.enabled,
+        audit=audit_of(config),
         otlp_endpoint=config.telemetry.otlp_endpoint or "",
         metrics_port=config.telemetry.prometheus_port or 0,
         log_level=config.telemetry.log_level,
+    )
+
+
+def audit_of(config: Config) -> AuditSettings:
+    """The notary's settings, with what follows from other sections."""
+    section = config.audit
+    return AuditSettings(
+        enabled=section.enabled,
+        name=section.name or config.kafka.prefix or "default",
+        interval_records=section.interval_records,
+        interval_s=section.interval_s,
+        key_file=str(Path(section.key_file).expanduser() if section.key_file else data_dir(config) / KEY_FILE),
+        bucket=section.bucket or f"{config.s3.bucket}-audit",
+        lock_mode=section.lock_mode,
+        lock_days=section.lock_days,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import msgspec
 
 from odradek.streams import codec, topics
-from odradek.streams.events import batches, dlq, groups, rewards, sessions, subjects, tasks, weights
+from odradek.streams.events import audit, batches, dlq, groups, rewards, sessions, subjects, tasks, weights
 from odradek.streams.topics import Topic
 
 
@@ -24,7 +24,7 @@ CATALOG: dict[Topic, tuple[type[msgspec.Struct], ...]] = {
     topics.WEIGHTS_CURRENT: _members(weights.CurrentEvent),
     topics.REPLICAS: _members(weights.ReplicaEvent),
     topics.SUBJECTS: _members(subjects.SubjectEvent),
-    topics.AUDIT_ANCHORS: (),
+    topics.AUDIT_ANCHORS: _members(audit.AnchorEvent),
     topics.DLQ: _members(dlq.DeadLetterEvent),
 }
 

@@ -68,6 +68,19 @@ async def controller(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str,
     await asyncio.Event().wait()
 
 
+async def notary(kafka: KafkaConfig, _lane: LaneConfigured, given: dict[str, Any]) -> None:
+    from odradek.streams.audit.keys import load_or_make_key
+    from odradek.streams.audit.notary import Notary
+    from odradek.streams.audit.settings import AuditSettings
+    from odradek.streams.audit.vault import Vault
+    from odradek.streams.blobs import S3Config
+
+    settings = msgspec.convert(given["audit"], AuditSettings)
+    async with EventLog(kafka) as log:
+        key = load_or_make_key(Path(settings.key_file))
+        await Notary(log, Vault(S3Config(**given["s3"]), settings), key, settings).run()
+
+
 def main() -> None:
     given = json.load(sys.stdin)
     left = given["nth"]
@@ -80,7 +93,8 @@ def main() -> None:
 
     kafka = msgspec.convert(given["kafka"], KafkaConfig)
     lane = msgspec.convert(given["lane"], LaneConfigured)
-    run = {"assembler": assembler, "trainer": trainer, "controller": controller}[given["role"]](kafka, lane, given)
+    roles = {"assembler": assembler, "trainer": trainer, "controller": controller, "notary": notary}
+    run = roles[given["role"]](kafka, lane, given)
     if not given["point"]:
         asyncio.run(run)
     with faults.armed(given["point"], die):

@@ -1,0 +1,1 @@
+"""Runs the notary: `streams.audit` has the rules."""

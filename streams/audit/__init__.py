@@ -1,0 +1,1 @@
+"""Tamper evidence: the notary's chain and signed roots, their verification, and proofs of single events."""

@@ -1,0 +1,183 @@
+"""What the notary signs, and the fold of audit.anchors.v1. Pure but for `read_anchors`.
+
+An anchor is a statement about one interval of one partition. `statement` is its only signed form: lines of text, which
+anybody can check without this code. Anchors are bound three ways: to the records by chain head and root, to the
+partition's anchor before by `previous`, and to every anchor of the deployment by the digest of the round before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from odradek.streams import topics
+from odradek.streams.audit import chain
+from odradek.streams.audit.keys import SigningKey, signed_by
+from odradek.streams.errors import UndecodableRecord
+from odradek.streams.events.audit import AnchorWritten
+from odradek.streams.events.meta import RecordRef
+from odradek.streams.log import EventLog
+
+NOTHING = "0" * 64
+"""Stands for the digest of what is before the first."""
+
+MARK = struct.Struct(">I8s")
+
+Place = tuple[str, int]
+"""A partition: topic without prefix, and number."""
+
+
+def statement(anchor: AnchorWritten) -> bytes:
+    """The signed text of an anchor. Its lines and their order are fixed for ever; a change is another first line."""
+    lines = (
+        ("odradek audit anchor", "v1"),
+        ("deployment", anchor.deployment),
+        ("round", anchor.round),
+        ("before", anchor.before),
+        ("topic", anchor.topic),
+        ("partition", anchor.partition),
+        ("first", anchor.first),
+        ("last", anchor.last),
+        ("count", anchor.count),
+        ("chain", anchor.chain),
+        ("root", anchor.root),
+        ("marks", hashlib.sha256(anchor.marks).hexdigest()),
+        ("previous", anchor.previous),
+        ("locked", str(anchor.locked).lower()),
+        ("time_ms", anchor.time_ms),
+        ("key", anchor.key),
+    )
+    return "".join(f"{name}: {value}\n" for name, value in lines).encode()
+
+
+def digest(anchor: AnchorWritten) -> str:
+    """What the partition's next anchor calls `previous`."""
+    return hashlib.sha256(statement(anchor)).hexdigest()
+
+
+def round_digest(anchors: Iterable[AnchorWritten]) -> str:
+    """What the next round calls `before`: over the statements of the round, in their order."""
+    return hashlib.sha256(b"".join(chain.chunk(statement(one)) for one in anchors)).hexdigest()
+
+
+def round_bytes(anchors: Sequence[AnchorWritten]) -> bytes:
+    """The object of a round on S3: its anchors as JSON, complete with signatures and marks."""
+    return msgspec.json.encode(list(anchors), order="deterministic")
+
+
+def read_round(data: bytes) -> list[AnchorWritten]:
+    """The anchors of a round's object; raises msgspec's errors where it is none."""
+    return msgspec.json.decode(data, type=list[AnchorWritten])
+
+
+def genuine(anchor: AnchorWritten, trusted: Iterable[str]) -> bool:
+    """Whether one of the trusted keys signed exactly this."""
+    return anchor.key in trusted and signed_by(anchor.key, anchor.signature, statement(anchor))
+
+
+def marks_of(offsets: Sequence[int], leaves: Sequence[bytes]) -> bytes:
+    """The marks of an interval's records."""
+    before = [offsets[0], *offsets]
+    return b"".join(MARK.pack(at - was, leaf[:8]) for at, was, leaf in zip(offsets, before, leaves, strict=False))
+
+
+def read_marks(anchor: AnchorWritten) -> list[tuple[int, bytes]]:
+    """Offset and leaf prefix of each record of the interval."""
+    found, at = [], anchor.first
+    for delta, prefix in MARK.iter_unpack(anchor.marks):
+        at += delta
+        found.append((at, prefix))
+    return found
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far a partition is anchored."""
+
+    head: bytes
+    next: int
+    """Offset after the last anchored record."""
+    previous: str = NOTHING
+
+    @classmethod
+    def start(cls, place: Place) -> Cursor:
+        """Nothing is anchored yet."""
+        return cls(chain.genesis(*place), 0)
+
+    @classmethod
+    def after(cls, anchor: AnchorWritten) -> Cursor:
+        """Where an anchor leaves off."""
+        return cls(bytes.fromhex(anchor.chain), anchor.last + 1, digest(anchor))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the anchors made together have in common."""
+
+    deployment: str
+    number: int
+    before: str
+    locked: bool
+    time_ms: int
+    key: SigningKey
+
+    def anchor(self, place: Place, cursor: Cursor, offsets: Sequence[int], leaves: Sequence[bytes]) -> AnchorWritten:
+        """The signed anchor of one interval; moves the cursor behind it."""
+        unsigned = AnchorWritten(
+            deployment=self.deployment,
+            round=self.number,
+            before=self.before,
+            topic=place[0],
+            partition=place[1],
+            first=offsets[0],
+            last=offsets[-1],
+            count=len(offsets),
+            chain=chain.linked(cursor.head, leaves).hex(),
+            root=chain.root(leaves).hex(),
+            marks=marks_of(offsets, leaves),
+            previous=cursor.previous,
+            locked=self.locked,
+            time_ms=self.time_ms,
+            key=self.key.public,
+            signature=b"",
+        )
+        anchor = msgspec.structs.replace(unsigned, signature=self.key.sign(statement(unsigned)))
+        cursor.head, cursor.next, cursor.previous = bytes.fromhex(anchor.chain), anchor.last + 1, digest(anchor)
+        return anchor
+
+
+@dataclass(slots=True)
+class AnchorLog:
+    """audit.anchors.v1 as it lies there: rounds of genuine anchors in order, and what is none."""
+
+    rounds: dict[int, list[AnchorWritten]] = field(default_factory=dict)
+    refs: dict[tuple[str, int, int], RecordRef] = field(default_factory=dict)
+    """By topic, partition and first offset where the anchor lies."""
+    foreign: list[tuple[RecordRef, str]] = field(default_factory=list)
+    """Records that no trusted key signed, or that are no anchors, with the reason."""
+
+
+async def read_anchors(event_log: EventLog, deployment: str, trusted: Iterable[str]) -> AnchorLog:
+    """Folds the topic. Anchors of other deployments (incarnations before a restore) are passed over."""
+    trusted, found, topic = frozenset(trusted), AnchorLog(), topics.AUDIT_ANCHORS.name
+    async for record in event_log.read(topic, 0, await event_log.beginning(topic, 0)):
+        try:
+            body = record.event.body
+        except UndecodableRecord as error:
+            found.foreign.append((record.ref, f"is no anchor: {error}"))
+            continue
+        if body.deployment != deployment:
+            continue
+        place = (body.topic, body.partition, body.first)
+        if not genuine(body, trusted):
+            found.foreign.append((record.ref, f"is signed by no known key (it names {body.key[:16]}…)"))
+        elif place in found.refs:
+            found.foreign.append((record.ref, f"repeats the anchor at {found.refs[place]}"))
+        else:
+            found.refs[place] = record.ref
+            found.rounds.setdefault(body.round, []).append(body)
+    return found
