@@ -126,7 +126,8 @@ class Kafka:
     def _format(self) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         properties = str(self._folder / "server.properties")
-        command = [*self._command, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", properties]
+        # With `=`: one id in 64 begins with a dash, which the tool would read as an option.
+        command = [*self._command, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", properties]
         log = self._folder / "format.log"
         with log.open("wb") as output:
             try:

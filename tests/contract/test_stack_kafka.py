@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -10,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
 from odradek.infra.errors import Unreachable
-from odradek.infra.stack.kafka import MAX_MESSAGE_BYTES, check_kafka
+from odradek.infra.stack.kafka import MAX_MESSAGE_BYTES, Kafka, check_kafka
 
 pytestmark = pytest.mark.contract
 
@@ -66,6 +68,14 @@ async def test_transactions_work_on_one_node(kafka_bootstrap: str, topic_prefix:
         record = await asyncio.wait_for(consumer.getone(), 30)
     assert record.value == b"committed"
     assert record.offset > 0  # the aborted record really was on the broker
+
+
+def test_a_cluster_id_that_begins_with_a_dash_is_formatted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One random id in 64 does; the tool takes it for an option unless it is told."""
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(bytes=b"\xf8" + bytes(15)))
+    kafka = Kafka(tmp_path)
+    kafka.prepare({"broker": 1, "controller": 2}, lambda *_: None)
+    assert "cluster.id=-AAA" in (tmp_path / "kafka" / "logs" / "meta.properties").read_text()
 
 
 def test_an_unreachable_broker_is_one_line_within_its_deadline() -> None:
