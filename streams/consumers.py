@@ -24,7 +24,7 @@ from aiokafka import errors as kafka
 
 from odradek.streams import clients
 from odradek.streams.dlq import DeadLetter, DeadLetters, Why, lane_of
-from odradek.streams.envelope import Record
+from odradek.streams.envelope import Record, subject_of
 from odradek.streams.errors import DecodeError, NoPosition, Retryable, StreamError, UnknownEventType
 from odradek.streams.events.dlq import DeadLetterDelivered, DeadLetterRefused
 from odradek.streams.events.meta import RecordRef
@@ -244,7 +244,7 @@ class GroupConsumer:
     async def _failed(self, consumer: AIOKafkaConsumer, tp: TopicPartition, record: Record, error: Exception) -> bool:
         offset, attempts = self._attempts.get(tp, (record.ref.offset, 0))
         attempts = attempts + 1 if offset == record.ref.offset else 1
-        cause = f"{type(error).__name__}: {error}"
+        cause = _cause(record, error)
         if attempts >= self._retry.attempts and not isinstance(error, Retryable):
             self._attempts.pop(tp, None)
             logger.error("%s gives up on %s after %d attempts: %s", self.name, record.ref, attempts, cause)
@@ -303,7 +303,7 @@ class GroupConsumer:
             except (Busy, Retryable):
                 return False  # not the letter's fault: it stays released and comes again
             except Exception as failure:
-                error = f"{type(failure).__name__}: {failure}"
+                error = _cause(record, failure)
                 if isinstance(failure, StreamError) or attempt == self._retry.attempts:
                     break
                 await asyncio.sleep(self._retry.wait_s(attempt))
@@ -347,6 +347,12 @@ class GroupConsumer:
     def failed_rebalance(self, error: StreamError) -> None:
         """Makes `run` raise: the client library would only log it."""
         self._fault = error
+
+
+def _cause(record: Record, error: Exception) -> str:
+    """For the queue and for logs. A handler's error may quote what it handled: of somebody's record only its name."""
+    name = type(error).__name__
+    return f"{name}: {error}" if subject_of(record) is None else f"{name} (its text may quote encrypted content)"
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]

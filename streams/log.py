@@ -124,9 +124,9 @@ class EventLog:
         key = ""
         try:
             async with asyncio.timeout(limit):
-                pending = []
-                for key, event in items:
-                    value, headers = await self.encoded(topic, key, event)
+                encoded = [(key, *await self.encoded(topic, key, event)) for key, event in items]
+                pending = []  # one that must not be written (its subject was erased) keeps all of them from the log
+                for key, value, headers in encoded:
                     number = None if row.open else row.partition_of(key)
                     pending.append(await self._send(producer, topic, key.encode(), value, headers, number))
                 done = [await one for one in pending]

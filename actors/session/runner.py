@@ -5,6 +5,7 @@ Guarantees (each has a test of its name):
   before the next thing happens;
 - a call with a logged result is never run again; one without is run in a workspace rebuilt to the state before it;
 - exactly one result a call, in call order, whatever the call did;
+- nothing of an erased subject is written any more: their session ends, with a failure that holds no text;
 - a fault of ours is retried within a deadline, then logged as session.failed; it is never a tool result or a reward.
   So is an error that nobody foresaw, at once: its next owner would meet it again, and the group would wait for nothing.
 
@@ -42,7 +43,7 @@ from odradek.actors.session.ports import (
 )
 from odradek.actors.session.state import CallState, SessionFold, SessionState
 from odradek.streams.codec import f32, i32
-from odradek.streams.errors import Retryable
+from odradek.streams.errors import Retryable, SubjectErased
 from odradek.streams.events.meta import NO_SEQUENCE, Meta, Origin, RecordRef
 from odradek.streams.events.sessions import (
     CancelRequested,
@@ -150,18 +151,25 @@ class SessionRunner:
         try:
             await self._take_ownership()
             self._owner = True
+            if self.state.withheld:
+                raise SubjectErased(f"session {self.spec.session_id} cannot go on: its content cannot be read")
             await self._loop()
         except SuperfluousOwner:
             log.info("session %s: a newer owner exists, stopping", self.spec.session_id)
         except (SessionInfraFailure, EngineUnavailable, EnvironmentLost) as error:
-            log.warning("session %s failed: %s", self.spec.session_id, error)
-            await self._append_owner("failed", [self._failure(str(error))])
+            said = type(error).__name__ if self.spec.subject else str(error)
+            log.warning("session %s failed: %s", self.spec.session_id, said)
+            await self._fail(str(error))
+        except SubjectErased as error:
+            log.warning("session %s ends: %s", self.spec.session_id, error)
+            if self.state.opened is not None and self.state.end is None:
+                await self._fail("")
         except Retryable:
             raise  # the log does not answer: the session goes on with its next owner
         except Exception as error:
             # Nobody foresaw it, and the next owner would meet it again: a fault of ours, said once, in the log's words.
             if self._owner and self.state.end is None:
-                await self._append_owner("failed", [self._failure(f"unexpected {type(error).__name__}: {error}")])
+                await self._fail(f"unexpected {type(error).__name__}: {error}")
             raise
         finally:
             await self._close_environment()
@@ -345,6 +353,13 @@ class SessionRunner:
             usage=self.state.usage(),
             group_id=self._opened.group_id,
         )
+
+    async def _fail(self, cause: str) -> None:
+        """The session's end. Of an erased subject no text may be written, but that it has ended may."""
+        try:
+            await self._append_owner("failed", [self._failure(cause)])
+        except SubjectErased:
+            await self._append_owner("failed", [self._failure("")])
 
     def _failure(self, cause: str) -> SessionFailed:
         cause = cause[:CAUSE_CHARACTERS]

@@ -98,6 +98,9 @@ class SessionState:
     """Sandboxes the session has had; any after the first was rebuilt from the log."""
     cancel: CancelRequested | None = None
     end: SessionCompleted | SessionFailed | None = None
+    withheld: bool = False
+    """Some of it could not be read: its subject was erased, or the key is not at hand. Counts are true, texts are not,
+    and the session cannot go on."""
     sampled_tokens: int = 0
 
     @property
@@ -160,6 +163,7 @@ class SessionFold:
         state.last_offset = max(state.last_offset, offset)
         if not state.rule.accepts(offset, event_id, meta, body):
             return False
+        state.withheld = state.withheld or meta.cipher is not None
         match body:
             case SessionOpened() if state.opened is None:
                 state.opened, state.meta, state.first_offset = body, meta, offset
@@ -208,7 +212,7 @@ class SessionFold:
         state.context.extend(completion)
         state.sampled_tokens += len(completion)
         state.waiting_messages = [m for m in state.waiting_messages if m.message_id not in body.messages]
-        parsed = self._template.parse(completion)
+        parsed = self._template.parse(completion if not state.withheld else [])
         calls = [self._parsed(body.turn, index, call) for index, call in enumerate(parsed.calls)]
         acts = body.purpose == "act"
         state.turns.append(Turn(body, calls if acts else [], parsed.done and acts))
@@ -218,7 +222,10 @@ class SessionFold:
         return CallState(call_id(turn, index), turn, index, call.name, call.arguments, call.error)
 
     def _call(self, turn: int, index: int) -> CallState:
-        return self.state.turns[turn].calls[index]
+        calls = self.state.turns[turn].calls
+        while self.state.withheld and len(calls) <= index:  # the turn that asked for them cannot be read
+            calls.append(CallState(call_id(turn, len(calls)), turn, len(calls), "", {}, None))
+        return calls[index]
 
 
 def logprobs(event: TurnSampled) -> list[float]:

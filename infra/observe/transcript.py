@@ -35,6 +35,7 @@ from odradek.streams.events.sessions import (
     TurnSampled,
 )
 from odradek.streams.ownership import OwnerRule, SessionRecord
+from odradek.streams.privacy.content import WITHHELD
 
 SHOWN_LINES = 60
 """Lines of one result or diff in the text form; the JSON form has all. More buries the turn it belongs to."""
@@ -121,6 +122,8 @@ class _Reader:
         self.rule = OwnerRule()
         self._files = files
         self._template = template
+        self._cannot_see = False
+        """The content of the record in hand was erased, or its key is not here."""
 
     def take(self, record: SessionRecord) -> None:
         offset, event_id, meta, body = record
@@ -129,6 +132,7 @@ class _Reader:
         if isinstance(body, SessionOpened) and self.opened is None:
             self.opened, self.meta = body, meta
             self._files = {**self._files, **body.files}
+        self._cannot_see = meta.cipher is not None
         entry = self._entry(offset, meta.time_ms, body)
         if entry is not None:
             self.entries.append(entry)
@@ -159,7 +163,7 @@ class _Reader:
             case SessionFailed():
                 return entry("failed", body.cause)
             case TurnSampled():
-                return self._turn(offset, time_ms, body)
+                return self._turn(offset, time_ms, body, self._cannot_see)
             case ToolRequested():
                 return Entry(
                     offset=offset, kind="call", time_ms=time_ms, name=body.name, arguments=body.arguments,
@@ -173,11 +177,11 @@ class _Reader:
                 )  # fmt: skip
         return None
 
-    def _turn(self, offset: int, time_ms: int, body: TurnSampled) -> Entry:
+    def _turn(self, offset: int, time_ms: int, body: TurnSampled, cannot_see: bool) -> Entry:
         completion = read_i32(body.completion)
         logprobs = read_f32(body.logprobs)
-        text = ""
-        if self._template is not None:
+        text = WITHHELD if cannot_see else ""
+        if self._template is not None and not cannot_see:
             parsed = self._template.parse(completion)
             text = parsed.text.strip() + ("\n[done]" if parsed.done else "")
             text += "".join(f"\n[malformed call of {c.name or 'no tool'}: {c.error}]" for c in parsed.calls if c.error)
@@ -191,7 +195,7 @@ class _Reader:
             milliseconds=body.queue_ms + body.prefill_ms + body.decode_ms,
             prompt_tokens=len(read_i32(body.prompt)),
             sampled_tokens=len(completion),
-            mean_logprob=sum(logprobs) / len(logprobs) if logprobs else None,
+            mean_logprob=sum(logprobs) / len(logprobs) if logprobs and not cannot_see else None,
             versions=[(s.version, stop - start) for s, (start, stop) in zip(body.spans, pairwise(ends), strict=True)],
             finish_reason=body.finish_reason,
         )

@@ -17,6 +17,12 @@ class FolderRefused(ServeError):
     exit_code: ClassVar[int] = 2
 
 
+class SubjectRefused(ServeError):
+    """Nothing of this subject may be recorded, so nothing can be served."""
+
+    exit_code: ClassVar[int] = 2
+
+
 class ThroughLink(ServeError):
     """A path goes through a symbolic link, so that following it could leave the folder."""
 

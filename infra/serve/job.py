@@ -22,7 +22,7 @@ from odradek.actors.runtime.store import blobs_of, log_of
 from odradek.infra.serve.answers import Verdict, consent_stands, give_feedback, set_consent
 from odradek.infra.serve.apply import apply
 from odradek.infra.serve.changes import Changes, as_diff, compare
-from odradek.infra.serve.errors import FolderRefused
+from odradek.infra.serve.errors import FolderRefused, SubjectRefused
 from odradek.infra.serve.request import production_budget, spec_of
 from odradek.infra.serve.screen import Screen
 from odradek.infra.serve.select import Selection, select
@@ -96,6 +96,11 @@ async def serve(deployment: Deployment, request: Request, copied: Copied, screen
     session_id = str(uuid.uuid4())
     tree = copied.snapshot.tree
     async with log_of(deployment) as event_log:
+        if event_log.keys is not None and event_log.keys.erased(request.subject):
+            raise SubjectRefused(
+                f"subject {request.subject!r} was erased: nothing of theirs is recorded any more; name another by "
+                f"--subject"
+            )
         if request.consent is not None:
             await set_consent(event_log, session_id, request.subject, request.consent)
         trainable = await consent_stands(event_log, request.subject)

@@ -1,6 +1,7 @@
 """Consent as a fold of subjects.v1: a grant stands until it is withdrawn or erasure is requested.
 
-No grant, no training: an unknown subject, and the empty one, has none. `Consents` knows the offset it has read up to,
+No grant, no training: an unknown subject, and the empty one, has none. Erasure is for ever: a later grant is of no
+effect, for nothing of theirs can be read or written any more. `Consents` knows the offset it has read up to,
 so that a batch or a step can record what it relied on.
 
 Guarantee 8 (tests/GUARANTEES.md): test_assembly_v1.py, test_assembler_loop.py, test_trainer_loop.py.
@@ -33,6 +34,8 @@ class Consents:
     def __init__(self) -> None:
         self.offset = 0
         self._granted: set[str] = set()
+        self.erased: set[str] = set()
+        """Subjects whose erasure was requested."""
 
     def __call__(self, subject: str) -> bool:
         """Whether a grant to train stands for this subject."""
@@ -42,11 +45,12 @@ class Consents:
         """Fold one record."""
         self.offset = offset + 1
         match event:
-            case ConsentGranted(scope=scope) if scope == TRAIN:
+            case ConsentGranted(scope=scope) if scope == TRAIN and event.subject not in self.erased:
                 self._granted.add(event.subject)
             case ConsentWithdrawn(scope=scope) if scope == TRAIN:
                 self._granted.discard(event.subject)
             case ErasureRequested() | ErasureDone():
+                self.erased.add(event.subject)
                 self._granted.discard(event.subject)
             case _:
                 pass

@@ -46,6 +46,9 @@ ERASED = "[erased]"
 LOCKED = "[locked]"
 """Stands for a text of which this reader has no key."""
 
+WITHHELD = "[withheld]"
+"""Stands for the text of tokens that a reader could not see, for either reason."""
+
 LONGEST = 64 * 1024 * 1024
 """Bytes of a field that a record may claim to have had. A record is smaller; a larger claim is a forgery."""
 
