@@ -163,12 +163,16 @@ def check_promised(path: Path, promised: list[str] | None, found: Mapping[str, A
 def tensors(directory: Path) -> Iterator[tuple[str, Any]]:
     """Every stored tensor, one at a time; importing torch begins here."""
     for file, promised in shard_files(directory).items():
-        path = directory / file
-        with open_shard(path, "pt") as shard:
-            names = list(shard.keys())
-            check_promised(path, promised, dict.fromkeys(names))
-            for name in names:
-                yield name, shard.get_tensor(name)
+        yield from tensors_of(directory / file, promised)
+
+
+def tensors_of(path: Path, promised: list[str] | None) -> Iterator[tuple[str, Any]]:
+    """Those of one file, which has at least the promised ones."""
+    with open_shard(path, "pt") as shard:
+        names = list(shard.keys())
+        check_promised(path, promised, dict.fromkeys(names))
+        for name in names:
+            yield name, shard.get_tensor(name)
 
 
 def check_tied(equal: bool, source: str) -> None:

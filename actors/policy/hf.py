@@ -32,7 +32,7 @@ from odradek.actors.policy.directory import (
 )
 from odradek.actors.policy.model import Policy
 
-_METADATA: Final = {"format": "pt"}
+METADATA: Final = {"format": "pt"}
 """transformers refuses a safetensors file that does not name its framework."""
 
 
@@ -109,12 +109,12 @@ def save_hf(policy: Policy, directory: Path, max_shard_bytes: int | None = None)
     state = to_hf_state(policy)
     shards = list(_shards(state, max_shard_bytes))
     if len(shards) == 1:
-        (directory / WEIGHTS_FILE).write_bytes(save(state, metadata=_METADATA))
+        (directory / WEIGHTS_FILE).write_bytes(save(state, metadata=METADATA))
         return
     weight_map: dict[str, str] = {}
     for n, names in enumerate(shards, 1):
         file = f"model-{n:05d}-of-{len(shards):05d}.safetensors"
-        (directory / file).write_bytes(save({name: state[name] for name in names}, metadata=_METADATA))
+        (directory / file).write_bytes(save({name: state[name] for name in names}, metadata=METADATA))
         weight_map |= dict.fromkeys(names, file)
     total = sum(t.nbytes for t in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}

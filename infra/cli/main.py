@@ -28,6 +28,7 @@ COMMANDS = {
     "run": "Let the agent work on a folder of yours, then accept or reject its diff.",
     "session": "List sessions, or read one.",
     "train": "Run the loop without the demo's evaluation.",
+    "policy": "Make a policy directory out of a Hugging Face checkpoint, or look at one.",
     "weights": "List, explain, save, pin or roll back weight versions.",
     "batch": "List or explain batches; find the batches and versions that saw a session or task.",
     "eval": "Evaluate a version on a task set.",

@@ -133,7 +133,7 @@ async def check_history(config: Config, deployment: Deployment) -> None:
         same = ModelConfig.from_hf(made.model) == read_config(directory)
         if same and config.policy.dir and first is not None and not first.parent_key:
             made = msgspec.json.decode(await store.get(first.manifest_key), type=_Made)
-            same = made.weights_digest == _weights_digest(directory)
+            same = made.weights_digest == weights_digest(directory)
     except (BlobMissing, msgspec.DecodeError):
         return  # the actor that needs the manifest says what to do
     if not same:
@@ -144,7 +144,7 @@ async def check_history(config: Config, deployment: Deployment) -> None:
         )
 
 
-def _weights_digest(directory: Path) -> str:
+def weights_digest(directory: Path) -> str:
     """The digest that version 0 has when it is made from this directory."""
     from odradek.actors.inference.weights import state_digest
     from odradek.actors.policy.hf import load_hf, to_hf_state
