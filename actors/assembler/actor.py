@@ -37,8 +37,7 @@ class AssemblerActor:
             try:
                 await self._assembler.run()
             except ProducerFenced:
-                log.error("the assembler of lane %s was taken over; stopping", self._deployment.lane.lane)
-                return
+                raise  # the loop stands down
             except Terminal as error:
                 # Trying again would fail again: stop the line and say why, rather than restart for ever.
                 log.exception("the assembler of lane %s stops", self._deployment.lane.lane)
@@ -54,5 +53,5 @@ class AssemblerActor:
         return {
             "position": assembler.position if assembler is not None else -1,
             "ignored": assembler.ignored if assembler is not None else 0,
-            "fault": self._fault,
+            "fault": self._fault or self._loop.stood_down,
         }

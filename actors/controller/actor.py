@@ -1,7 +1,8 @@
 """The controller's shell: feeds the pure core from the log, commits what it decides, hands members to their hosts.
 
 For its loop: consumes tasks.v1, rewards.v1, batches.v1, weights.v1; produces groups.v1 and weights.current.v1, both
-in one transaction a tick under one transactional id (a paused controller that comes back is fenced and ends); waits
+in one transaction a tick under one transactional id (a controller that another one has taken over from is fenced and
+stands down: it stays up, places nothing, says so in `state`, so that exactly one goes on); waits
 for session actors (`STATUS_TIMEOUT_S`), the broker (the log's deadlines); unblocked by whatever arrives or by the tick.
 
 Start-up folds the log: its own decisions, then what other topics say since; then it hands over every member without a
@@ -34,6 +35,7 @@ from odradek.streams.dlq import DeadLetters, Why
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.groups import GroupEvent, GroupOpened, LaneConfigured
+from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 from odradek.streams.events.sessions import CancelRequested, SamplingParams, SessionOpened
 from odradek.streams.events.tasks import Budget, TaskPublished
@@ -60,6 +62,7 @@ class ControllerActor:
         self._core = Controller(deployment.lane, deployment.max_sessions)
         self._placer = Placer(deployment.session_actors)
         self._inbox: asyncio.Queue[Record] = asyncio.Queue(maxsize=10_000)
+        self._written: set[RecordRef] = set()
         self._statuses: dict[int, HostStatus] = {}
         self._ready = False
         self._loop = LoopThread(NAME)
@@ -72,7 +75,8 @@ class ControllerActor:
     async def _state(self) -> dict[str, Any]:
         core = self._core
         return {
-            "ready": self._ready,
+            "ready": self._ready and not self._loop.stood_down,
+            "fault": self._loop.stood_down,
             "open_groups": core.backlog.open_groups,
             "waiting_tasks": len(core.queue),
             "expected_staleness": core.backlog.expected_staleness,
@@ -95,23 +99,25 @@ class ControllerActor:
         lanes = [self._deployment.lane.lane, EVAL_LANE]
         outputs = [(topics.GROUPS.name, topics.GROUPS.partition_of(lane)) for lane in lanes]
         async with Stage(self._log, NAME, [*outputs, (topics.WEIGHTS_CURRENT.name, 0)]) as stage:
+            self._stage = stage
             starts = await self._recover(outputs)
             if not await self._configured(outputs[0][1]):
-                await self._commit(stage, [self._deployment.lane], [])
+                await self._commit([self._deployment.lane], [])
             self._hosts = [
                 actor_handle(f"session-{i}", self._deployment.namespace) for i in range(self._deployment.session_actors)
             ]
             async with asyncio.TaskGroup() as group:
                 for topic, start in starts.items():
                     group.create_task(self._follow(topic, start))
-                group.create_task(self._work(stage))
+                group.create_task(self._work())
 
     async def _recover(self, outputs: list[tuple[str, int]]) -> dict[str, dict[int, int]]:
         """Fold its own past; returns where to follow each input from."""
         tasks_low: dict[int, int] = {}
         oldest_open: dict[str, int] = {}
+        decided = await self._log.stable_ends(topics.GROUPS.name, [number for _, number in outputs])
         for topic, number in outputs:
-            async for record in self._readable(topic, number):
+            async for record in self._readable(topic, number, decided[number]):
                 body = record.event.body
                 self._core.apply_group(record.ref.offset, body)
                 if isinstance(body, GroupOpened):
@@ -123,6 +129,7 @@ class ControllerActor:
             self._core.on_current(record.event.body)
         since = min((oldest_open[group] for group in self._core.groups), default=None)
         return {
+            topics.GROUPS.name: decided,
             topics.TASKS.name: {p: tasks_low.get(p, 0) for p in await self._log.partitions(topics.TASKS.name)},
             topics.REWARDS.name: await self._rewards_start(since),
             topics.WEIGHTS.name: {0: await self._log.beginning(topics.WEIGHTS.name, 0)},
@@ -143,9 +150,9 @@ class ControllerActor:
                 latest = record.event.body
         return latest == self._deployment.lane
 
-    async def _readable(self, topic: str, number: int) -> AsyncIterator[Record]:
+    async def _readable(self, topic: str, number: int, end: int | None = None) -> AsyncIterator[Record]:
         """The records of its own topics. One that can't be read is nobody's decision: to the dead letters with it."""
-        async for record in self._log.read(topic, number, await self._log.beginning(topic, number)):
+        async for record in self._log.read(topic, number, await self._log.beginning(topic, number), end):
             try:
                 _ = record.event
             except UndecodableRecord as error:
@@ -176,6 +183,19 @@ class ControllerActor:
                 self._core.on_batch(body)
             case topics.WEIGHTS.name:
                 self._core.on_weights(body)
+            case topics.GROUPS.name:
+                await self._on_decision(record)
+
+    async def _on_decision(self, record: Record) -> None:
+        """A decision that is not this controller's: most likely another one has taken over, which an idle one would
+        otherwise not learn before its next commit, and place members meanwhile. A record of a stranger is folded, as
+        it will be at the next start."""
+        if record.ref in self._written:
+            self._written.discard(record.ref)
+            return
+        log.warning("a decision of somebody else at %s", record.ref)
+        await self._stage.check_owner()
+        self._core.apply_group(record.ref.offset, record.event.body)
 
     async def _set_aside(self, record: Record, error: UndecodableRecord) -> None:
         """To the dead letters, once: a restarted controller reads the same record again."""
@@ -185,12 +205,12 @@ class ControllerActor:
 
     # -- the tick ----------------------------------------------------------------------------------------------
 
-    async def _work(self, stage: Stage) -> None:
+    async def _work(self) -> None:
         while True:
             await self._drain()
             await self._ask_hosts()
             before = {group: list(state.members) for group, state in self._core.groups.items()}
-            await self._decide(stage)
+            await self._decide()
             await self._hand_over()
             closed = before.keys() - self._core.groups.keys()
             await self._cancel({member for group in closed for member in before[group]})
@@ -199,10 +219,11 @@ class ControllerActor:
     async def _drain(self) -> None:
         """Take everything that has arrived; wait a tick for the first."""
         try:
-            async with asyncio.timeout(TICK_S):
-                await self._take(await self._inbox.get())
+            async with asyncio.timeout(TICK_S):  # of the wait only: what is taken in hand is finished
+                first = await self._inbox.get()
         except TimeoutError:
             return
+        await self._take(first)
         while not self._inbox.empty():
             await self._take(self._inbox.get_nowait())
 
@@ -218,27 +239,28 @@ class ControllerActor:
         answers = await asyncio.gather(*(ask(i) for i in range(len(self._hosts))))
         self._statuses = {index: status for index, status in answers if status is not None}
 
-    async def _decide(self, stage: Stage) -> None:
+    async def _decide(self) -> None:
         active = sum(len(status.active) for status in self._statuses.values())
         free = self._deployment.max_sessions - active if self._statuses else 0
         floor = await self._log.stable_ends(topics.SESSIONS.name) if self._core.may_open(free) else {}
         decisions = self._core.decide(int(time.time() * 1000), free, [floor[p] for p in sorted(floor)])
         changes = self._core.decide_weights()
         if decisions or changes:
-            await self._commit(stage, decisions, changes)
+            await self._commit(decisions, changes)
 
-    async def _commit(self, stage: Stage, decisions: list[GroupEvent], changes: list[CurrentWeights]) -> None:
+    async def _commit(self, decisions: list[GroupEvent], changes: list[CurrentWeights]) -> None:
         """All or nothing; folded only once committed."""
         items: list[tuple[str, str, Event[Any]]] = []
         for decision in decisions:
             items.append((topics.GROUPS.name, decision.lane, self._event(decision)))
         for change in changes:
             items.append((topics.WEIGHTS_CURRENT.name, change.policy, self._event(change)))
-        async with stage.transaction() as transaction:
+        async with self._stage.transaction() as transaction:
             refs = await transaction.append_many(items)
             await reach("controller.before_commit")
         await reach("controller.after_commit")
         for ref, decision in zip(refs, decisions, strict=False):
+            self._written.add(ref)
             self._core.apply_group(ref.offset, decision)
         for change in changes:
             self._core.on_current(change)

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from odradek.streams.errors import ProducerFenced
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
         self._mains: list[Future[Any]] = []
+        self.stood_down = ""
+        """Who took over, where the actor's own work ended because of that; for its `state()`."""
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop from any thread."""
@@ -42,14 +46,21 @@ class LoopThread:
 
     def main(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """The actor's own work. If it raises, the actor is of no use: log why and exit; Ray starts a fresh one,
-        which folds the log. A failure that is swallowed would look like a hang."""
+        which folds the log. A failure that is swallowed would look like a hang.
+
+        A fenced writer is different: another one does its work, and a fresh one of ours would only take it back, and
+        so on in turns. It stands down: it stays up, idle, and says so."""
 
         async def guarded() -> None:
             try:
                 await work
             except asyncio.CancelledError:
                 raise
-            except BaseException:
+            except BaseException as error:
+                if (fenced := _fenced(error)) is not None:
+                    self.stood_down = f"stands down: {fenced}"
+                    log.error("%s %s", what, self.stood_down)
+                    return
                 log.exception("%s failed; ending the process so that it is restarted", what)
                 logging.shutdown()
                 os._exit(70)
@@ -70,3 +81,10 @@ class LoopThread:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=STOP_DEADLINE_S / 2) if tasks else None
+
+
+def _fenced(error: BaseException) -> ProducerFenced | None:
+    """The fencing in an error, alone or among those of a task group."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for one in error.exceptions if (found := _fenced(one)) is not None), None)
+    return error if isinstance(error, ProducerFenced) else None

@@ -40,13 +40,17 @@ class TrainerActor:
         place = Place(deployment.incarnation, deployment.policy, deployment.lane.lane)
         checkpoints = Checkpoints(object_store(deployment), place)
         while True:
-            self._trainer = TrainerLoop(event_log, checkpoints, deployment.lane, Path(deployment.warm_start_dir))
+            self._trainer = TrainerLoop(
+                event_log,
+                checkpoints,
+                deployment.lane,
+                Path(deployment.warm_start_dir),
+                Keep(newest=deployment.keep_versions, every=deployment.keep_every),
+            )
             try:
                 await self._trainer.run()
-            except ProducerFenced as error:
-                log.error("the trainer of lane %s was taken over; stopping", deployment.lane.lane)
-                self._fault = f"taken over: {error}"
-                return
+            except ProducerFenced:
+                raise  # the loop stands down
             except (TrainerError, Terminal) as error:
                 # Trying again would fail again: stop the line and say why, rather than restart for ever.
                 log.exception("the trainer of lane %s stops", deployment.lane.lane)
@@ -60,10 +64,13 @@ class TrainerActor:
         """Version in hand, position on batches.v1, seconds spent computing, and why it stopped (empty: it did not)."""
         trainer = self._trainer
         if trainer is None:
-            return {"version": -1, "position": -1, "busy_s": 0.0, "fault": self._fault}
+            return {"version": -1, "position": -1, "busy_s": 0.0, "fault": self._why_stopped()}
         return {
             "version": trainer.version,
             "position": trainer.position,
             "busy_s": trainer.busy_s,
-            "fault": self._fault,
+            "fault": self._why_stopped(),
         }
+
+    def _why_stopped(self) -> str:
+        return self._fault or self._loop.stood_down

@@ -9,7 +9,8 @@ import click
 from odradek.infra.cli.context import EXIT_ENVIRONMENT, Context, command_options
 from odradek.infra.config.tree import Config
 from odradek.infra.errors import InfraError
-from odradek.infra.stack.stack import ComponentStatus
+from odradek.infra.observe.actors import ActorView
+from odradek.infra.stack.stack import ComponentStatus, Health
 from odradek.infra.telemetry import TELEMETRY
 
 
@@ -41,12 +42,18 @@ def _actors(config: Config) -> list[ComponentStatus]:
         views = standing.look(config)
     except InfraError as error:
         return [ComponentStatus("actors", "unhealthy", "", embedded, reason=str(error))]
-    if not views:
-        return []
+    return actor_rows(views, embedded) if views else []
+
+
+def actor_rows(views: Sequence[ActorView], embedded: bool) -> list[ComponentStatus]:
+    """From what the actors say. One that answers and has stopped for good (its `fault`) is as unhealthy as a silent
+    one."""
     silent = [f"{view.name} ({view.note})" for view in views if not view.up]
     up = f"{len(views) - len(silent)} of {len(views)} answer"
-    reason = f"not {', '.join(silent)}" if silent else ""
-    rows = [ComponentStatus("actors", "unhealthy" if silent else "running", up, embedded, reason=reason)]
+    faults = [f"not {', '.join(silent)}"] if silent else []
+    faults += [f"{view.name} {view.state['fault']}" for view in views if view.up and view.state.get("fault")]
+    health: Health = "unhealthy" if faults else "running"
+    rows = [ComponentStatus("actors", health, up, embedded, reason="; ".join(faults))]
     page = next((str(view.state["address"]) for view in views if view.name == TELEMETRY and view.up), "")
     return [*rows, ComponentStatus("metrics", "running" if page else "stopped", page, embedded)]
 

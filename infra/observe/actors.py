@@ -31,7 +31,7 @@ class ActorView(msgspec.Struct, frozen=True):
     state: dict[str, Any] = {}
     """Its newest answer."""
     note: str = ""
-    """Why it is down, or that the answer is old."""
+    """Why it is down, why it does nothing though it is up, or that the answer is old."""
     asked: bool = False
     """It has not answered its first question yet, and not had `SILENT_S` for it: nobody knows whether it is down."""
 
@@ -93,6 +93,7 @@ class ActorWatcher:
             asked = known.answered is None and waits < SILENT_S
             return ActorView(name, False, note=f"no answer for {waits:.0f} s", asked=asked)
         note = f"its answer of {self._clock() - known.answered:.0f} s ago" if known.pending is not None else ""
+        note = str(known.state.get("fault") or note)
         return ActorView(name, True, known.work_rate, known.state, note)
 
     def _take(self, known: _Known, done: asyncio.Task[Mapping[str, Any]]) -> None:

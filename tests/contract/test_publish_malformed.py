@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from support.small_log import LANE, SmallLog, write_small_log
+from support.waiting import eventually
 
+from odradek.actors.controller import actor as controller_actor
 from odradek.actors.controller.actor import NAME, ControllerActor
 from odradek.actors.controller.core import EVAL_LANE, Controller
 from odradek.infra.observe.follow import FOLDED, RunFollower
@@ -105,9 +107,7 @@ async def test_a_group_consumer_dead_letters_malformed_records_and_handles_the_g
 
     consumer = GroupConsumer(log, "test", [topic], handler, retry=Retry(attempts=1))
     task = asyncio.create_task(consumer.run())
-    async with asyncio.timeout(60):
-        while len(handled) < 2:  # noqa: ASYNC110 the broker has no event for this
-            await asyncio.sleep(0.05)
+    await eventually(lambda: len(handled) >= 2, "the records to be handled", watched=task)
     consumer.stop()
     await task
     assert good in handled
@@ -153,6 +153,20 @@ async def test_the_controller_dead_letters_each_malformed_record_once_and_takes_
     letters = await DeadLetters(log).letters(NAME, settled=True)
     assert len([letter for letter in letters if letter.origin.topic == topic]) == len(malformed(topic))
     assert all(letter.why == Why.DECODE and letter.error for letter in letters)
+
+
+async def test_a_tick_shorter_than_a_dead_letter_loses_no_record(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick bounds the wait for the first record, not what is done about it."""
+    monkeypatch.setattr(controller_actor, "TICK_S", 1e-3)
+    await spoil(log, "tasks.v1", partition=0)
+    actor = intake(log)
+    actor._inbox = asyncio.Queue()
+    async for record in log.read("tasks.v1", 0, 0):
+        actor._inbox.put_nowait(record)
+        await actor._drain()
+    assert len(await DeadLetters(log).letters(NAME, settled=True)) == len(malformed("tasks.v1"))
 
 
 async def test_an_unknown_type_on_an_open_topic_does_not_stop_the_controller(log: EventLog) -> None:

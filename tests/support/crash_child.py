@@ -1,6 +1,7 @@
 """One stage in a process of its own, which dies by SIGKILL at a named fault point: `python -m support.crash_child`.
 
 Reads one JSON object: role, point (empty: none), nth, and what the role needs. Without a point it runs until killed.
+Roles that are actors tell their state on standard output.
 """
 
 from __future__ import annotations
@@ -64,8 +65,17 @@ async def controller(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str,
         warm_start_dir="",
         session_actors=1,
     )
-    actor.ControllerActor(deployment)
-    await asyncio.Event().wait()
+    await telling(actor.ControllerActor(deployment))
+
+
+async def assembler_actor(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str, Any]) -> None:
+    """The actor round the assembler's loop."""
+    from odradek.actors.assembler.actor import AssemblerActor
+    from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
+
+    store = ObjectStoreAddress(endpoint="", bucket="none")
+    deployment = Deployment(kafka=kafka, lane=lane, store=store, data_dir="", tokenizer_file="", warm_start_dir="")
+    await telling(AssemblerActor(deployment, "assembler"))
 
 
 async def notary(kafka: KafkaConfig, _lane: LaneConfigured, given: dict[str, Any]) -> None:
@@ -81,6 +91,17 @@ async def notary(kafka: KafkaConfig, _lane: LaneConfigured, given: dict[str, Any
         await Notary(log, Vault(S3Config(**given["s3"]), settings), key, settings).run()
 
 
+async def telling(actor: Any) -> None:
+    """Say the actor's state, a line of JSON whenever it has changed, until killed."""
+    before: dict[str, Any] = {}
+    while True:
+        state = await actor.state()
+        if state != before:
+            print(json.dumps(state), flush=True)
+            before = state
+        await asyncio.sleep(0.1)
+
+
 def main() -> None:
     given = json.load(sys.stdin)
     left = given["nth"]
@@ -93,7 +114,13 @@ def main() -> None:
 
     kafka = msgspec.convert(given["kafka"], KafkaConfig)
     lane = msgspec.convert(given["lane"], LaneConfigured)
-    roles = {"assembler": assembler, "trainer": trainer, "controller": controller, "notary": notary}
+    roles = {
+        "assembler": assembler,
+        "assembler_actor": assembler_actor,
+        "trainer": trainer,
+        "controller": controller,
+        "notary": notary,
+    }
     run = roles[given["role"]](kafka, lane, given)
     if not given["point"]:
         asyncio.run(run)

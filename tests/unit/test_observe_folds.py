@@ -9,6 +9,7 @@ import msgspec
 from support.folded import folded
 from support.run_log import LANE, Run, small_run
 
+from odradek.infra.cli.status import actor_rows
 from odradek.infra.observe.actors import SILENT_S, ActorView, ActorWatcher, NotRunning
 from odradek.infra.observe.fold import RunFold
 from odradek.infra.observe.frame import Frame, frame, lags
@@ -228,3 +229,17 @@ async def test_a_slow_actor_keeps_its_last_answer_and_is_down_only_when_it_stays
     gate.clear()
     await watcher.look(0.01)
     await watcher.close()
+
+
+async def test_an_actor_that_stands_down_answers_and_is_shown_as_unhealthy_with_its_reason() -> None:
+    fault = "stands down: stage controller: a newer holder has taken over"
+
+    async def ask(name: str) -> dict[str, str]:
+        return {"fault": fault if name == "controller" else "", "address": "http://127.0.0.1:1"}
+
+    views = await ActorWatcher(["controller", "telemetry"], ask).look()
+    assert [(view.name, view.up, view.note) for view in views] == [("controller", True, fault), ("telemetry", True, "")]
+    actors, metrics = actor_rows(views, embedded=True)
+    assert (actors.health, actors.reason) == ("unhealthy", f"controller {fault}")
+    assert metrics.health == "running"
+    assert actor_rows(views[1:], embedded=True)[0].health == "running"
