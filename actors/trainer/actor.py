@@ -40,13 +40,7 @@ class TrainerActor:
         place = Place(deployment.incarnation, deployment.policy, deployment.lane.lane)
         checkpoints = Checkpoints(object_store(deployment), place)
         while True:
-            self._trainer = TrainerLoop(
-                event_log,
-                checkpoints,
-                deployment.lane,
-                Path(deployment.warm_start_dir),
-                Keep(newest=deployment.keep_versions, every=deployment.keep_every),
-            )
+            self._trainer = TrainerLoop(event_log, checkpoints, deployment.lane, Path(deployment.warm_start_dir))
             try:
                 await self._trainer.run()
             except ProducerFenced:
