@@ -7,9 +7,9 @@ for.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 
 import pytest
+from support.waiting import eventually
 
 from odradek.actors.environment.delta import Delta, DeltaEntry
 from odradek.actors.environment.errors import (
@@ -60,16 +60,6 @@ def demo_spec(sandbox_images: ImageStore) -> SandboxSpec:
 
 async def sh(sandbox: Sandbox, line: str, timeout_s: float = 60.0) -> ExecResult:
     return await sandbox.exec(ExecRequest(shell=line, timeout_s=timeout_s))
-
-
-async def soon(check: Callable[[], Awaitable[bool]], deadline_s: float = 30.0) -> bool:
-    """Whether the condition comes true before a deadline that only a failure reaches."""
-    end = asyncio.get_running_loop().time() + deadline_s
-    while not await check():
-        if asyncio.get_running_loop().time() > end:
-            return False
-        await asyncio.sleep(0.02)
-    return True
 
 
 async def tree(sandbox: Sandbox) -> dict[str, tuple[str, int, bytes]]:
@@ -147,7 +137,7 @@ class SandboxContract:
         sandbox = await driver.create(spec)
         result = await sh(sandbox, "b() { b | b & }; b; sleep 300", timeout_s=2)
         assert result.timed_out
-        assert await soon(lambda: _no_process(sandbox))
+        assert await eventually(lambda: _no_process(sandbox), "no process")
         assert (await sh(sandbox, "echo alive")).stdout == "alive\n"
 
     async def test_stdin_is_empty(self, sandbox: Sandbox) -> None:
@@ -171,7 +161,7 @@ class SandboxContract:
         script = f"(while [ ! -e go ]; do sleep 0.02; done; {loop}; touch done) & echo up"
         assert (await sh(sandbox, script)).stdout == "up\n"
         await sandbox.write("go", b"")
-        assert await soon(lambda: _exists(sandbox, "done"))
+        assert await eventually(lambda: _exists(sandbox, "done"), "exists")
 
     async def test_output_just_before_the_end_is_complete(self, sandbox: Sandbox) -> None:
         for _ in range(10):
@@ -214,11 +204,11 @@ class SandboxContract:
 
     async def test_cancelling_a_call_kills_its_command(self, sandbox: Sandbox) -> None:
         call = asyncio.ensure_future(sh(sandbox, "touch began; sleep 300"))
-        assert await soon(lambda: _exists(sandbox, "began"))
+        assert await eventually(lambda: _exists(sandbox, "began"), "exists")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert await soon(lambda: _no_process(sandbox))
+        assert await eventually(lambda: _no_process(sandbox), "no process")
 
     async def test_same_key_runs_once(self, sandbox: Sandbox) -> None:
         request = ExecRequest(shell="echo x >> ran; wc -l < ran", key="call-1")
@@ -229,7 +219,7 @@ class SandboxContract:
 
     async def test_take_over_kills_older_calls_and_refuses_later_ones(self, sandbox: Sandbox) -> None:
         old = asyncio.ensure_future(sandbox.exec(ExecRequest(shell="touch began; sleep 300", epoch=1)))
-        assert await soon(lambda: _exists(sandbox, "began"))
+        assert await eventually(lambda: _exists(sandbox, "began"), "exists")
         await sandbox.take_over(2)
         assert (await old).signal == 9
         with pytest.raises(SandboxSpecError, match="epoch"):
@@ -240,13 +230,13 @@ class SandboxContract:
 
     async def test_job_is_polled_and_stopped_by_its_id(self, sandbox: Sandbox) -> None:
         job = await sandbox.start_job(ExecRequest(shell="echo one; touch began; sleep 300 & wait", timeout_s=NEVER_S))
-        assert await soon(lambda: _exists(sandbox, "began"))
+        assert await eventually(lambda: _exists(sandbox, "began"), "exists")
         status = await sandbox.poll_job(job)
         assert (status.running, status.output) == (True, "one\n")
         assert (await sandbox.poll_job(job)).output == ""
         stopped = await sandbox.stop_job(job)
         assert (stopped.running, stopped.signal) == (False, 9)
-        assert await soon(lambda: _no_process(sandbox))
+        assert await eventually(lambda: _no_process(sandbox), "no process")
         with pytest.raises(SandboxNotFoundError):
             await sandbox.poll_job("job-none")
 
@@ -391,7 +381,7 @@ class SandboxContract:
         call = asyncio.ensure_future(
             sh(sandbox, "echo early > early; while [ ! -e go ]; do sleep 0.02; done; echo late")
         )
-        assert await soon(lambda: _exists(sandbox, "early"))
+        assert await eventually(lambda: _exists(sandbox, "early"), "exists")
         fork = await sandbox.fork()
         assert await fork.read("early") == b"early\n"
         assert (await fork.metrics()).processes == 0
@@ -486,7 +476,7 @@ class SandboxContract:
         await sh(sandbox, f"sleep {NEVER_S} &")
         await sh(sandbox, "kill -9 1; kill -9 -1", timeout_s=30)
         assert (await sh(sandbox, "echo alive")).stdout == "alive\n"
-        assert await soon(lambda: _no_process(sandbox))
+        assert await eventually(lambda: _no_process(sandbox), "no process")
 
     async def test_sandboxes_do_not_see_each_other(
         self, sandbox: Sandbox, driver: SandboxDriver, demo_spec: SandboxSpec
@@ -557,7 +547,7 @@ class SandboxContract:
         await sandbox.start_job(
             ExecRequest(shell="while true; do echo x >> count; sleep 0.01; done", timeout_s=NEVER_S)
         )
-        assert await soon(lambda: _exists(sandbox, "count"))
+        assert await eventually(lambda: _exists(sandbox, "count"), "exists")
         await sandbox.pause()
         size = (await sandbox.stat("count")).size
         await asyncio.sleep(0.3)
@@ -565,7 +555,7 @@ class SandboxContract:
         with pytest.raises(SandboxSpecError, match="paused"):
             await sh(sandbox, "true")
         await sandbox.resume()
-        assert await soon(lambda: _larger(sandbox, "count", size))
+        assert await eventually(lambda: _larger(sandbox, "count", size), "larger")
 
     async def test_destroy_twice_is_once(self, sandbox: Sandbox, driver: SandboxDriver) -> None:
         await asyncio.gather(sandbox.destroy(), sandbox.destroy())

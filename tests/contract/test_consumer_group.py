@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
+from support.waiting import eventually
 
 from odradek.streams.clients import partition
 from odradek.streams.config import KafkaConfig
@@ -66,16 +67,6 @@ class Recorder:
         self.handled.append(number)
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    """Waits for a condition that real services bring about; fails with its name."""
-    try:
-        async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110 the broker has no event for this
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pytest.fail(f"{what} did not happen within {seconds:g} s")
-
-
 @asynccontextmanager
 async def running(consumer: GroupConsumer) -> AsyncIterator[GroupConsumer]:
     """The consumer at work; an error of its own fails the test. On leaving it is asked to stop and waited for."""
@@ -97,11 +88,11 @@ async def test_each_record_reaches_the_handler_in_order_and_a_restart_goes_on_be
     await publish(log, key, range(50))
     first = Recorder()
     async with running(member(log, first)):
-        await until(lambda: len(first.handled) == 50, "50 records")
+        await eventually(lambda: len(first.handled) == 50, "50 records")
     await publish(log, key, range(50, 60))
     second = Recorder()
     async with running(member(log, second)):
-        await until(lambda: len(second.handled) == 10, "10 records")
+        await eventually(lambda: len(second.handled) == 10, "10 records")
     assert (first.handled, second.handled) == (list(range(50)), list(range(50, 60)))
 
 
@@ -113,11 +104,11 @@ async def test_case_faust_189_a_record_whose_handler_raised_is_redelivered_after
     for _ in range(2):
         broken = Recorder(lambda number: number == 5)
         async with running(member(log, broken, retry=SLOW)):
-            await until(lambda: 5 in broken.tried, "the fifth record")  # noqa: B023
+            await eventually(lambda: 5 in broken.tried, "the fifth record")  # noqa: B023
         assert broken.tried in ([1, 2, 3, 4, 5], [5])
     repaired = Recorder()
     async with running(member(log, repaired)):
-        await until(lambda: 10 in repaired.handled, "the tenth record")
+        await eventually(lambda: 10 in repaired.handled, "the tenth record")
     assert repaired.handled == [5, 6, 7, 8, 9, 10]
 
 
@@ -128,10 +119,12 @@ async def test_case_faust_189_a_record_that_keeps_failing_is_in_the_queue_with_i
     broken = Recorder(lambda number: number == 5)
     letters = DeadLetters(log)
     async with running(member(log, broken)):
-        await until(lambda: broken.tried.count(5) == FAST.attempts, "all attempts")
-        async with asyncio.timeout(30):
-            while len(await letters.letters("graders")) < 6:  # noqa: ASYNC110 the broker has no event for this
-                await asyncio.sleep(0.05)
+        await eventually(lambda: broken.tried.count(5) == FAST.attempts, "all attempts")
+
+        async def all_six() -> bool:
+            return len(await letters.letters("graders")) >= 6
+
+        await eventually(all_six, "six dead letters")
     assert broken.handled == [1, 2, 3, 4]
     found = await letters.letters("graders")
     assert [letter.why for letter in found] == [Why.HANDLER, *[Why.FOLLOWS] * 5]
@@ -141,9 +134,9 @@ async def test_case_faust_189_a_record_that_keeps_failing_is_in_the_queue_with_i
     repaired = Recorder()
     async with running(member(log, repaired)):
         await letters.release(found[0].offset)
-        await until(lambda: 10 in repaired.handled, "the released records")
+        await eventually(lambda: 10 in repaired.handled, "the released records")
         await publish(log, key, range(11, 13))
-        await until(lambda: 12 in repaired.handled, "records behind the release")
+        await eventually(lambda: 12 in repaired.handled, "records behind the release")
     assert repaired.handled == list(range(5, 13))
     assert await letters.letters("graders") == []
 
@@ -153,7 +146,7 @@ async def test_other_keys_go_on_while_one_is_held_back(log: EventLog, key: str) 
     await publish(log, f"{key}-good", range(1, 4))
     broken = Recorder(lambda number: number == 0)
     async with running(member(log, broken)):
-        await until(lambda: {1, 2, 3} <= set(broken.handled), "records of the other key")
+        await eventually(lambda: {1, 2, 3} <= set(broken.handled), "records of the other key")
     assert broken.handled == [1, 2, 3]
 
 
@@ -163,11 +156,9 @@ async def test_a_record_that_does_not_decode_is_in_the_queue_at_once_with_its_by
     await publish(log, f"{key}-good", range(3))
     recorder = Recorder()
     async with running(member(log, recorder)):
-        await until(lambda: len(recorder.handled) == 3, "the good records")
+        await eventually(lambda: len(recorder.handled) == 3, "the good records")
         letters = DeadLetters(log)
-        async with asyncio.timeout(30):
-            while not await letters.letters():  # noqa: ASYNC110 the broker has no event for this
-                await asyncio.sleep(0.05)
+        await eventually(letters.letters, "a dead letter")
     (letter,) = await letters.letters()
     assert (letter.why, letter.consumer, letter.origin) == (Why.DECODE, "graders", bad)
     assert (letter.key, letter.value, letter.headers) == (key.encode(), b"\xc1 not msgpack", tuple(headers))
@@ -181,7 +172,7 @@ async def test_an_unknown_type_pauses_its_partition_with_an_alarm_and_nothing_is
     alarms = []
     recorder = Recorder()
     async with running(member(log, recorder, on_alarm=alarms.append)) as consumer:
-        await until(lambda: bool(alarms), "the alarm")
+        await eventually(lambda: bool(alarms), "the alarm")
         assert [pause.ref for pause in consumer.paused.values()] == [odd]
         assert "upgrade readers" in alarms[0].reason
     assert recorder.handled == [0, 1]
@@ -203,7 +194,7 @@ async def test_a_busy_handler_gets_the_same_record_again_and_it_does_not_count_a
         await recorder(record)
 
     async with running(GroupConsumer(log, "graders", ["rewards.v1"], busy_at_first, retry=FAST)):
-        await until(lambda: len(recorder.handled) == 5, "five records")
+        await eventually(lambda: len(recorder.handled) == 5, "five records")
     assert recorder.handled == list(range(5))
 
 
@@ -221,7 +212,7 @@ async def test_an_outage_of_ours_never_puts_a_record_into_the_queue(log: EventLo
 
     consumer = GroupConsumer(log, "graders", ["rewards.v1"], store_is_away, retry=FAST, on_alarm=alarms.append)
     async with running(consumer):
-        await until(lambda: len(recorder.handled) == 3, "three records")
+        await eventually(lambda: len(recorder.handled) == 3, "three records")
     assert recorder.handled == [0, 1, 2]
     assert await DeadLetters(log).letters(settled=True) == []
     assert ["the store is away" in alarm.reason for alarm in alarms] == [True]
@@ -241,9 +232,9 @@ async def test_partitions_change_hands_only_between_batches(log: EventLog, key: 
     first = GroupConsumer(log, "graders", ["rewards.v1"], note)
     second = GroupConsumer(log, "graders", ["rewards.v1"], note)
     async with running(first):
-        await until(lambda: len(seen) > 50, "the first member's work")
+        await eventually(lambda: len(seen) > 50, "the first member's work")
         async with running(second):
-            await until(lambda: len(seen) >= 400, "all records")
+            await eventually(lambda: len(seen) >= 400, "all records")
     assert len(seen) == len(set(seen)) == 400
     for session in keys:
         assert [number for name, number in seen if name == session] == list(range(25))
@@ -254,11 +245,11 @@ async def test_a_static_member_that_returns_gets_its_partitions_back(log: EventL
         await publish(log, f"{key}-{number}", range(1))
     first, second = Recorder(), Recorder()
     async with running(member(log, first, instance="one")):
-        await until(lambda: len(first.handled) == 8, "8 records")
+        await eventually(lambda: len(first.handled) == 8, "8 records")
     for number in range(8):
         await publish(log, f"{key}-{number}", range(1, 2))
     async with running(member(log, second, instance="one")):
-        await until(lambda: len(second.handled) == 8, "8 more records")
+        await eventually(lambda: len(second.handled) == 8, "8 more records")
     assert second.handled == [1] * 8
 
 
@@ -269,7 +260,7 @@ class TestGaps:
         await publish(log, key, range(3))
         recorder = Recorder()
         async with running(member(log, recorder)):
-            await until(lambda: len(recorder.handled) == 3, "three records")
+            await eventually(lambda: len(recorder.handled) == 3, "three records")
         await publish(log, key, range(3, 25))
         (number,) = [n for n, end in (await log.stable_ends("rewards.v1")).items() if end]
         client = AIOKafkaAdminClient(bootstrap_servers=log.config.bootstrap)
@@ -288,7 +279,7 @@ class TestGaps:
         number = await self.prepared(log, key)
         recorder = Recorder()
         async with running(member(log, recorder, gap=GapPolicy.RECORD)) as consumer:
-            await until(lambda: len(recorder.handled) == 5, "records behind the gap")
+            await eventually(lambda: len(recorder.handled) == 5, "records behind the gap")
         assert recorder.handled == [20, 21, 22, 23, 24]
         assert consumer.gaps == [Gap("rewards.v1", number, 3, 20)]
 

@@ -16,6 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.record.util import calc_crc32c
 from confluent_kafka import Producer
+from support.waiting import eventually
 
 from odradek.streams import admin
 from odradek.streams import log as log_module
@@ -71,9 +72,11 @@ class TestAdmin:
         client = AIOKafkaAdminClient(bootstrap_servers=fresh_config.bootstrap)
         await client.start()
         await client.delete_topics([fresh_config.name("weights.v1")])
-        async with asyncio.timeout(30):
-            while fresh_config.name("weights.v1") in await client.list_topics():  # noqa: ASYNC110 a broker has no event
-                await asyncio.sleep(0.05)
+
+        async def gone() -> bool:
+            return fresh_config.name("weights.v1") not in await client.list_topics()
+
+        await eventually(gone, "the topic to be gone")
         wrong = admin.NewTopic(
             fresh_config.name("weights.v1"), 2, 1, topic_configs={"cleanup.policy": "delete", "retention.ms": "60000"}
         )

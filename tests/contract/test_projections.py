@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
+from support.waiting import eventually
 
 from odradek.streams.codec import f32, i32
 from odradek.streams.config import KafkaConfig
@@ -62,10 +61,7 @@ def shown_by(folder: Path) -> Snapshot | None:
 
 async def shows_the_fold(log: EventLog, folder: Path) -> None:
     meant = snapshot(await fold(log))
-    deadline = time.monotonic() + WAIT_S
-    while (found := shown_by(folder)) != meant and time.monotonic() < deadline:  # noqa: ASYNC110 a file
-        await asyncio.sleep(0.2)
-    assert found == meant
+    await eventually(lambda: shown_by(folder) == meant, "the tables to show the fold", WAIT_S)
 
 
 async def a_round(log: EventLog, first: int, count: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import eventually
 
 from odradek.actors.reward import grader
 from odradek.actors.reward.actor import GROUP, RewardActor
@@ -97,12 +98,13 @@ class World:
         return found
 
     async def until(self, names: set[str]) -> dict[str, RewardAssigned | RewardUngraded]:
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                found = await self.verdicts()
-                if names <= found.keys():
-                    return found
-                await asyncio.sleep(0.2)
+        async def all_there() -> dict[str, RewardAssigned | RewardUngraded] | None:
+            found = await self.verdicts()
+            return found if names <= found.keys() else None
+
+        found = await eventually(all_there, "a verdict of each session", DEADLINE_S)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
@@ -138,13 +140,13 @@ async def ended(actor: RewardActor) -> None:
 
 async def held_back(log: EventLog, key: bytes, count: int) -> list[str]:
     """Why each record of a key went to the dead letters, once there are `count`."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            letters = await DeadLetters(log).letters(GROUP, settled=True)
-            whys = [letter.why for letter in letters if letter.key == key]
-            if len(whys) >= count:
-                return whys
-            await asyncio.sleep(0.2)
+
+    async def enough() -> list[str]:
+        letters = await DeadLetters(log).letters(GROUP, settled=True)
+        whys = [letter.why for letter in letters if letter.key == key]
+        return whys if len(whys) >= count else []
+
+    return await eventually(enough, "the dead letters", DEADLINE_S)
 
 
 async def test_every_session_that_ends_gets_one_verdict_with_its_cause(world: World, deployment: Deployment) -> None:

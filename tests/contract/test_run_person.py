@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import eventually_blocking
 from tests.support.serve_world import on_disk
 
 from odradek.actors.runtime.store import object_store
@@ -254,15 +254,12 @@ def test_the_metrics_page_is_served_as_long_as_the_deployment_is_up(deployed: De
             return ""
 
     address = _rows(deployed)["metrics"]["address"]
-    deadline = Deadline(COMMAND_S)
-    while 'odradek_actor_up{actor="controller"} 1.0' not in page():
-        assert not deadline.expired, "the actors were not seen"
-        time.sleep(0.5)
+    eventually_blocking(
+        lambda: 'odradek_actor_up{actor="controller"} 1.0' in page(), "the actors to be seen", COMMAND_S
+    )
     for pid in deployed.pids("ray::TelemetryActor"):
         os.kill(pid, signal.SIGKILL)
-    while "odradek_groups_open" not in page():
-        assert not deadline.expired, "the page did not come back"
-        time.sleep(0.5)
+    eventually_blocking(lambda: "odradek_groups_open" in page(), "the page to come back", COMMAND_S)
     assert _rows(deployed)["metrics"]["address"] == address
 
 

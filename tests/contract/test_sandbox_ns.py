@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from contract.sandbox_contract import SandboxContract, demo_spec, sandbox_images, sh, soon
+from contract.sandbox_contract import SandboxContract, demo_spec, sandbox_images, sh
+from support.waiting import eventually
 
 from odradek.actors.environment.errors import SandboxAdmissionError, SandboxError, SandboxInfraError
 from odradek.actors.environment.ns.admission import NsConfig
@@ -92,7 +93,7 @@ class TestNs(SandboxContract):
         os.kill(sandbox.pid, signal.SIGKILL)
         with pytest.raises(SandboxInfraError):
             await call
-        assert await soon(lambda: _none_live(driver))
+        assert await eventually(lambda: _none_live(driver), "none live")
 
     async def test_death_of_the_zygote_ends_every_sandbox(self, driver: NsDriver, demo_spec: SandboxSpec) -> None:
         """The kernel kills the inits by itself: their parent's death is their own."""
@@ -103,7 +104,7 @@ class TestNs(SandboxContract):
         os.kill(driver.zygote_pid, signal.SIGKILL)
         with pytest.raises(SandboxInfraError):
             await call
-        assert await soon(lambda: _is_dead(pid))
+        assert await eventually(lambda: _is_dead(pid), "is dead")
         with pytest.raises(SandboxError):
             await driver.create(demo_spec)
 
@@ -118,8 +119,8 @@ class TestNs(SandboxContract):
         client.kill()
         client.wait()
         for pid in pids:
-            assert await soon(lambda pid=pid: _is_dead(pid))  # type: ignore[misc]
-        assert await soon(lambda: _is_empty(tmp_path / "client"))
+            assert await eventually(lambda pid=pid: _is_dead(pid), "is dead")  # type: ignore[misc]
+        assert await eventually(lambda: _is_empty(tmp_path / "client"), "is empty")
         assert _cgroups_of(instance) == []
         client.stdout.close()  # type: ignore[union-attr]
 
@@ -133,7 +134,7 @@ class TestNs(SandboxContract):
         client.wait()
         os.kill(pids[-1], signal.SIGKILL)
         for pid in pids:
-            assert await soon(lambda pid=pid: _is_dead(pid))  # type: ignore[misc]
+            assert await eventually(lambda pid=pid: _is_dead(pid), "is dead")  # type: ignore[misc]
         assert list(state.iterdir()) != []  # there was something to reap
         following = NsDriver(state, sandbox_images)
         await following.start()

@@ -8,15 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from support.waiting import eventually_blocking
 
-from odradek.infra.deadline import Deadline
 from odradek.infra.errors import ComponentFailed, DiskFull
 from odradek.infra.stack import processes
 from odradek.infra.stack.kafka import Kafka
@@ -51,11 +50,7 @@ def _cli(*arguments: str) -> list[str]:
 
 
 def _wait_for_process(data: Path) -> list[processes.ProcessName]:
-    deadline = Deadline(APPEARS_S)
-    while not (found := processes.marked(_mark(data))):
-        assert not deadline.expired, "the launcher started nothing"
-        time.sleep(0.02)
-    return found
+    return eventually_blocking(lambda: processes.marked(_mark(data)), "the launcher to start something", APPEARS_S)
 
 
 def _start_launcher(data: Path) -> subprocess.Popen[str]:

@@ -7,18 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from contract.sandbox_contract import demo_spec, sandbox_images
+from support.waiting import eventually_blocking
 
 from odradek.actors.environment.ns.cgroup import remove_parents
 from odradek.actors.environment.ns.preflight import find_cgroups
 from odradek.actors.environment.protocol import SandboxSpec
 from odradek.infra.config.load import load
 from odradek.infra.config.services import reap_sandboxes, stack_of
-from odradek.infra.deadline import Deadline
 from odradek.infra.errors import StackError
 from odradek.sandbox_images.store import ImageStore
 
@@ -128,10 +127,7 @@ def test_a_group_that_its_zygote_could_not_remove_is_taken_by_the_next_down(
                 (group / "stays" / "cgroup.procs").write_text(str(stays.pid))
             host.kill()
             host.communicate(timeout=30)
-            deadline = Deadline(30)
-            while not _gone(zygote):
-                assert not deadline.expired, "the zygote did not end"
-                time.sleep(0.05)
+            eventually_blocking(lambda: _gone(zygote), "the zygote to end")
             assert all(group.is_dir() for group in groups)
             stack_of(load(environment={}, data=tmp_path).config).down()
             assert stays.wait(10) == -signal.SIGKILL

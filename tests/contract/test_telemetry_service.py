@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from support.collector import collecting
 from support.run_log import small_run
+from support.waiting import eventually
 
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.actors.session.clients import KafkaJournal
 from odradek.actors.session.ports import Outgoing
 from odradek.actors.telemetry import identity
 from odradek.actors.telemetry.tracing import Tracing
-from odradek.infra.deadline import Deadline
 from odradek.infra.telemetry.service import TelemetryService
 from odradek.streams.config import KafkaConfig
 from odradek.streams.events.groups import LaneConfigured
@@ -46,14 +46,6 @@ async def no_one(name: str) -> Mapping[str, Any]:
     raise ConnectionError(name)
 
 
-async def wait_for(what: str, seen: Callable[[], bool]) -> None:
-    """Within a minute: the service looks every few seconds."""
-    deadline = Deadline(60)
-    while not seen():
-        assert not deadline.expired, f"waited for {what}"
-        await asyncio.sleep(0.2)
-
-
 async def test_the_page_follows_the_log_and_batches_are_traced(fresh_config: KafkaConfig) -> None:
     def page() -> str:
         return urllib.request.urlopen(address, timeout=10).read().decode()
@@ -62,11 +54,11 @@ async def test_the_page_follows_the_log_and_batches_are_traced(fresh_config: Kaf
         service = TelemetryService(deployment(fresh_config, collector.endpoint), ["trainer"], no_one)
         address = service.start()
         try:
-            await wait_for("the first picture", lambda: "odradek_steps_total 0.0" in page())
+            await eventually(lambda: "odradek_steps_total 0.0" in page(), "the first picture")
             async with EventLog(fresh_config) as event_log:
                 await small_run(versions=2).write(event_log)
-            await wait_for("the steps", lambda: "odradek_steps_total 2.0" in page())
-            await wait_for("the rewards", lambda: 'odradek_rewards_total{verdict="assigned"} 56.0' in page())
+            await eventually(lambda: "odradek_steps_total 2.0" in page(), "the steps")
+            await eventually(lambda: 'odradek_rewards_total{verdict="assigned"} 56.0' in page(), "the rewards")
             text = page()
         finally:
             service.stop()

@@ -8,6 +8,7 @@ a directory of this host and in a real sandbox.
 import asyncio
 
 import pytest
+from support.waiting import eventually
 
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import run_call
@@ -201,13 +202,14 @@ class ToolsContract:
         assert "done\n" in seen
 
     async def until(self, workspace: Workspace, job: str, word: str) -> str:
-        seen = ""
-        for _ in range(400):
-            seen += await self.text(workspace, "run_terminal", job=job)
-            if word in seen:
-                return seen
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"never saw {word!r} in {seen!r}")
+        seen: list[str] = []
+
+        async def said() -> bool:
+            seen.append(await self.text(workspace, "run_terminal", job=job))
+            return word in "".join(seen)
+
+        await eventually(said, f"the job to say {word!r}")
+        return "".join(seen)
 
     async def test_an_unknown_job_is_an_error_that_says_why(self, workspace: Workspace) -> None:
         outcome = await self.call(workspace, "run_terminal", job="77")

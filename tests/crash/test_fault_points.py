@@ -24,6 +24,7 @@ import msgspec
 import pytest
 from support.crash.plan import UNDER_THE_JOB
 from support.lane_world import LaneWorld, stopped, until
+from support.waiting import eventually
 
 from odradek.actors.trainer.checkpoint import Checkpoints
 from odradek.actors.trainer.errors import IncompleteCheckpointError
@@ -166,9 +167,12 @@ async def test_a_trainer_killed_by_the_system_trains_no_batch_twice_and_skips_no
     assert sent == 2 + (point in ("trainer.before_commit", "trainer.after_commit"))
 
     async with child(request("trainer", lane, "", 0, **more)) as heir, asyncio.timeout(DEADLINE_S):
-        while len(await lane.steps()) < 2:
+
+        async def both_trained() -> bool:
             assert heir.returncode is None
-            await asyncio.sleep(0.2)
+            return len(await lane.steps()) >= 2
+
+        await eventually(both_trained, "two steps", DEADLINE_S)
     assert [step.batch_id for step in await lane.steps()] == [batch.batch_id for _, batch in await lane.batches()]
     assert [version.version for version in await lane.versions()] == [0, 1, 2]
     assert stored in ("", await digest(1)), "what was stored before the crash is what the log names"
@@ -234,9 +238,12 @@ async def test_a_controller_killed_by_the_system_decides_everything_once(fresh_c
 
         await killed_at(request("controller", lane, point, 1 if committed else 2))
         async with child(request("controller", lane, "", 0)) as heir, asyncio.timeout(DEADLINE_S):
-            while not (await sealed(log) and await bodies(log, topics.WEIGHTS_CURRENT.name)):
+
+            async def decided() -> bool:
                 assert heir.returncode is None
-                await asyncio.sleep(0.2)
+                return bool(await sealed(log) and await bodies(log, topics.WEIGHTS_CURRENT.name))
+
+            await eventually(decided, "a seal and the current weights", DEADLINE_S)
         kinds = Counter(type(body).__name__ for body in await bodies(log, topics.GROUPS.name))
         assert kinds == {"GroupOpened": 1, "LaneConfigured": 1, "GroupSealed": 1}
         (current,) = await bodies(log, topics.WEIGHTS_CURRENT.name)

@@ -25,6 +25,7 @@ from odradek.streams.events.weights import VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.replay.rebuild import batches_of
 from support.assembly_world import turn
+from support.waiting import eventually
 
 PATIENCE_S = 120.0
 """Longest wait of a test for a loop. No test depends on how long it really takes."""
@@ -223,12 +224,7 @@ TURN_HEADERS: list[tuple[str, bytes | None]] = [
 
 async def until(task: asyncio.Task[None], done: Callable[[], Any]) -> None:
     """Wait for `done()` to be true while the loop runs; its own death ends the wait with its error."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not await done():
-            if task.done():
-                await task
-                raise AssertionError("the loop returned")
-            await asyncio.sleep(0.1)
+    await eventually(done, "what the loop is to do", PATIENCE_S, watched=task)
 
 
 async def stopped(task: asyncio.Task[None]) -> None:
