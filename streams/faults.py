@@ -28,10 +28,15 @@ POINTS = (
     "reward.after_append",
     "notary.before_commit",
     "notary.after_commit",
+    "erasure.requested",
+    "erasure.key_destroyed",
+    "erasure.objects_removed",
+    "erasure.before_done",
+    "erasure.after_done",
 )
 """`before_commit` stands inside the open transaction, after its events were sent; `after_commit` before anything else
 is done with the result. `trainer.after_publish`: the manifest is put, no transaction is open. The environment's two
-stand where something exists or has happened that the log does not know yet."""
+stand where something exists or has happened that the log does not know yet. Erasure's stand between its steps."""
 
 Action = Callable[[], Awaitable[None]]
 

@@ -10,8 +10,10 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
+from odradek.infra.cli.exports import note
 from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.cli.replay_rescore import command as rescore
+from odradek.infra.config.services import data_dir
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def rebuild(context: Context, verify: bool, lane: str, batch_id: str | None) -> 
     """Make every batch again from the log, by the code that trained it, and print the digest of its arrays.
 
     With --verify, every member's leaf hash is compared and its groups are assembled again: prints N/N byte-identical;
-    exit code 1 unless all are, or if there is no batch.
+    exit code 1 unless all are, or if there is no batch. Members whose subject was erased are named and are no fault.
     """
     if verify:
         _verify(context, lane, batch_id)
@@ -65,7 +67,7 @@ def rebuild(context: Context, verify: bool, lane: str, batch_id: str | None) -> 
 def verify(context: Context, lane: str, batch_id: str | None) -> None:
     """Compare every batch with what was recorded, leaf by leaf: rebuilt, erased, missing or mismatch.
 
-    Exit code 1 unless all are byte-identical, or if there is no batch.
+    Exit code 1 unless all are byte-identical but for erased members, or if there is no batch.
     """
     _verify(context, lane, batch_id)
 
@@ -90,7 +92,7 @@ def _verify(context: Context, lane: str, batch_id: str | None) -> None:
         },
         "\n".join([*lines, str(report)]),
     )
-    if bad or not report.batches:
+    if any(not one.intact for one in bad) or not report.batches:
         raise click.exceptions.Exit(EXIT_CASE_FAILED)
 
 
@@ -146,6 +148,8 @@ def export(context: Context, form: str, out: Path, overwrite: bool, tokenizer: P
     from odradek.infra.cluster.policy import policy_dir
 
     decode = _decoder(tokenizer or policy_dir(context.config) / TOKENIZER_FILE)
+    if "production" in wanted.origins:
+        note(data_dir(context.config), out, form)
     report = run(context, "exporting", lambda tell: _export(context, form, out, wanted, decode, tell))
     left_out = dict(sorted(report.left_out.items()))
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"

@@ -1,19 +1,24 @@
-"""`odradek subject`: consent, by subject. Needs only the broker."""
+"""`odradek subject`: consent and erasure, by subject. Consent needs only the broker, erasure the object store too."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from odradek.infra.cli.context import EXIT_CODES, Context, command_options
+from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, CaseFailed, Context, command_options
 from odradek.infra.cli.log import Say, opened_log, run
+
+if TYPE_CHECKING:
+    from odradek.streams.privacy.report import ErasureReport
 
 
 @click.group(epilog=EXIT_CODES)
 def command() -> None:
-    """Consent to train on what a subject's production sessions hold."""
+    """Consent to train on what a subject's production sessions hold, and its erasure."""
 
 
 @command.group
@@ -59,6 +64,62 @@ def show(context: Context, subject: str) -> None:
     context.result({"subject": subject, "consent": stands}, f"{subject}: {'granted' if stands else 'not granted'}")
 
 
+@command.command
+@click.argument("subject")
+@click.option("--reason", default="", help="Kept with the mark in the key store, on this host only.")
+@click.option(
+    "--gone",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="An exported file that is not where it was written, and of which no copy is left; repeatable.",
+)
+@command_options
+def erase(context: Context, subject: str, reason: str, gone: tuple[Path, ...]) -> None:
+    """Destroy SUBJECT's key, for ever: everything of theirs on the log, in dead letters and in the object store becomes
+    unreadable, nothing more of them can be written, and no later batch or step takes anything of theirs.
+
+    Prints store by store what is left, and the batches and weight versions that saw their sessions: weights do not
+    forget. Run it again after an interruption, or until all is done. Exit code 1 while anything readable is left or
+    could not be looked at.
+    """
+    if not subject.strip():
+        raise click.UsageError("a subject has a name")
+    report = run(context, f"erasing {subject}", lambda tell: _erase(context, subject, reason, gone, tell))
+    context.result({**msgspec.to_builtins(report), "done": report.done}, _erased(report))
+    if not report.done:
+        raise click.exceptions.Exit(EXIT_CASE_FAILED)
+
+
+async def _erase(context: Context, subject: str, reason: str, gone: tuple[Path, ...], tell: Say) -> ErasureReport:
+    from odradek.actors.runtime.store import blobs_of
+    from odradek.infra.cli.exports import ExportedFiles, note
+    from odradek.infra.cluster.deployment import deployment_of
+    from odradek.infra.config.services import data_dir, endpoints
+    from odradek.streams.privacy.erasure import Erasure
+
+    data = data_dir(context.config)
+    for path in gone:
+        note(data, path, path.suffix.lstrip("."), gone=True)
+    deployment = deployment_of(context.config, endpoints(context.config, ray=False))
+    async with opened_log(context, create=True) as event_log:
+        return await Erasure(event_log, blobs_of(deployment), [ExportedFiles(data)], tell).run(subject, reason)
+
+
+def _erased(report: ErasureReport) -> str:
+    lines = [f"{report.subject}: {'erased' if report.done else 'NOT all done'} (asked for at {report.requested_at})"]
+    lines += [f"  {one.store:<12} {one.state:<11} {one.detail}".rstrip() for one in report.stores]
+    exclusion = report.exclusion
+    lines.append(f"  since then   {exclusion.batches} batches, {exclusion.steps} steps on batches that held them")
+    lines += [f"  pending      batch {batch}: zero weight when it is trained" for batch in exclusion.pending]
+    lines += [f"  BROKEN       {what} took theirs all the same" for what in exclusion.broken]
+    lines.append(f"{report.sessions} sessions, in {len(report.batches)} batches")
+    for how in ("trained", "inherited"):
+        versions = [f"{one.policy} {one.version}" for one in report.versions if one.how == how]
+        if versions:
+            lines.append(f"weights {how} from them, which do not forget: {', '.join(versions)}")
+    return "\n".join(lines)
+
+
 def _say(context: Context, subject: str, *, granted: bool, reason: str) -> None:
     if not subject.strip():
         raise click.UsageError("a subject has a name")
@@ -70,6 +131,8 @@ def _say(context: Context, subject: str, *, granted: bool, reason: str) -> None:
         from odradek.streams.events.subjects import ConsentGranted, ConsentWithdrawn
 
         async with opened_log(context, create=True) as event_log:
+            if granted and event_log.keys is not None and event_log.keys.erased(subject):
+                raise CaseFailed(f"subject {subject!r} was erased, for ever: a consent would be of no effect")
             body = ConsentGranted(subject=subject) if granted else ConsentWithdrawn(subject=subject, reason=reason)
             seen = await event_log.stable_end(topics.SUBJECTS.name, 0)
             identifier = event_id("consent", subject, str(granted), seen)

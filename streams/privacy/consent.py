@@ -1,8 +1,8 @@
 """Consent as a fold of subjects.v1: a grant stands until it is withdrawn or erasure is requested.
 
 No grant, no training: an unknown subject, and the empty one, has none. Erasure is for ever: a later grant is of no
-effect, for nothing of theirs can be read or written any more. `Consents` knows the offset it has read up to,
-so that a batch or a step can record what it relied on.
+effect, for nothing of theirs can be read or written any more. `Consents` knows the offset it has read up to, so that a
+batch or a step can record what it relied on.
 
 Guarantee 8 (tests/GUARANTEES.md): test_assembly_v1.py, test_assembler_loop.py, test_trainer_loop.py.
 """
