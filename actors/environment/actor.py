@@ -19,7 +19,7 @@ from typing import Any
 from odradek.actors.environment.errors import SandboxGoneError, SandboxNotFoundError
 from odradek.actors.environment.logged import to_logged
 from odradek.actors.environment.protocol import Sandbox
-from odradek.actors.environment.start import SandboxFactory, ns_driver
+from odradek.actors.environment.start import SandboxFactory, end_with, ns_driver
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import blobs_of
@@ -68,6 +68,7 @@ class EnvironmentActor:
         self._opening = asyncio.Semaphore(deployment.max_commands)
         self._loop = LoopThread(name)
         self._loop.submit(self._start()).result(START_DEADLINE_S)
+        self._loop.main(end_with(self._driver), name)
 
     async def _start(self) -> None:
         root = Path(self._deployment.data_dir)

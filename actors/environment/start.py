@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from odradek.actors.environment.delta import Delta, DeltaEntry, compose
-from odradek.actors.environment.errors import SandboxSpecError
+from odradek.actors.environment.errors import SandboxInfraError, SandboxSpecError
 from odradek.actors.environment.logged import from_logged
 from odradek.actors.environment.ns import NsDriver
 from odradek.actors.environment.ns.admission import NsConfig
@@ -62,6 +62,12 @@ def _as_delta(files: Mapping[str, bytes]) -> Delta:
         for path, content in files.items()
     ]
     return Delta(entries=tuple(sorted(entries, key=lambda entry: entry.path)))
+
+
+async def end_with(driver: NsDriver) -> None:
+    """An actor's main task: raises when its driver is lost, so that the actor is restarted and has a fresh one."""
+    await driver.lost()
+    raise SandboxInfraError("the sandbox driver's zygote has ended: its sandboxes are gone and it can make no more")
 
 
 class SandboxFactory:

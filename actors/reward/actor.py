@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from odradek.actors.environment.start import SandboxFactory, ns_driver
+from odradek.actors.environment.start import SandboxFactory, end_with, ns_driver
 from odradek.actors.reward.efficiency import Conduct, conduct_of
 from odradek.actors.reward.errors import GraderCouldNotRun
 from odradek.actors.reward.grader import GRADE_DEADLINE_S, GRADER, VERSION, Grade, grade
@@ -58,6 +58,7 @@ class RewardActor:
         self._tracing = Tracing.of(deployment.otlp_endpoint, name)
         self._loop = LoopThread(name)
         self._loop.submit(self._start()).result(START_DEADLINE_S)
+        self._loop.main(end_with(self._driver), name)
         self._loop.main(self._consumer.run(), name)
 
     async def _start(self) -> None:

@@ -78,6 +78,7 @@ class NsDriver:
         self._cgroups: cgroup.Place | None = None
         self._started = self._closed = False
         self._zygote: ZygoteHost | None = None
+        self._lost = asyncio.Event()
         self._guard: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -381,7 +382,13 @@ class NsDriver:
             self._counters.expired += expired
             self._later(self._end(sandbox))
 
+    async def lost(self) -> None:
+        """Returns once this driver can make no more sandboxes though nobody closed it: its process must end, so that
+        the next one starts a driver."""
+        await self._lost.wait()
+
     def _on_zygote_end(self) -> None:
+        self._lost.set()
         for sandbox in list(self._sandboxes.values()):
             sandbox.gone.set()
             sandbox.fail("the driver's zygote has ended")
