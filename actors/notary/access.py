@@ -6,27 +6,27 @@ from pathlib import Path
 
 import msgspec
 
-from odradek.actors.runtime.deployment import Deployment
+from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.actors.runtime.store import s3_config
 from odradek.streams.audit.keys import load_key, load_or_make_key
 from odradek.streams.audit.notary import Notary
+from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.audit.vault import Vault
 from odradek.streams.log import EventLog
 
 
-def vault_of(deployment: Deployment) -> Vault:
-    """A client of the deployment's vault, not yet opened."""
-    config = msgspec.structs.replace(s3_config(deployment), bucket=deployment.audit.bucket)
-    return Vault(config, deployment.audit)
+def vault_of(address: ObjectStoreAddress, settings: AuditSettings) -> Vault:
+    """A client of the vault, not yet opened: in the same store as everything else, in a bucket of its own."""
+    return Vault(msgspec.structs.replace(s3_config(address), bucket=settings.bucket), settings)
 
 
 def notary_of(deployment: Deployment, event_log: EventLog) -> Notary:
     """The deployment's notary; makes this host's key if it has none."""
     key = load_or_make_key(Path(deployment.audit.key_file))
-    return Notary(event_log, vault_of(deployment), key, deployment.audit)
+    return Notary(event_log, vault_of(deployment.store, deployment.audit), key, deployment.audit)
 
 
-def own_keys(deployment: Deployment) -> set[str]:
+def own_keys(settings: AuditSettings) -> set[str]:
     """The public key of this host's notary, if there is one here."""
-    path = Path(deployment.audit.key_file)
+    path = Path(settings.key_file)
     return {load_key(path).public} if path.exists() else set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from odradek.actors.runtime.deployment import Deployment
+from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.streams.blobs import BlobStore, S3Config, S3Store
 from odradek.streams.log import EventLog
 from odradek.streams.privacy.ring import key_ring
@@ -32,12 +32,11 @@ def blobs_of(deployment: Deployment) -> BlobStore:
 
 def object_store(deployment: Deployment) -> S3Store:
     """A client of the deployment's bucket."""
-    return S3Store(s3_config(deployment))
+    return S3Store(s3_config(deployment.store))
 
 
-def s3_config(deployment: Deployment) -> S3Config:
-    """The deployment's bucket with its keys. Without a credentials file boto3's own chain finds them."""
-    address = deployment.store
+def s3_config(address: ObjectStoreAddress) -> S3Config:
+    """A bucket with its keys. Without a credentials file boto3's own chain finds them."""
     keys = _Keys("", "")
     if address.credentials_file:
         keys = msgspec.json.decode(Path(address.credentials_file).read_bytes(), type=_Keys)

@@ -153,11 +153,7 @@ async def read_transcript(event_log: EventLog, wanted: str, config: Config) -> T
     from odradek.streams import topics
     from odradek.streams.events.sessions import SessionOpened
 
-    session_id = wanted
-    records = await _records(event_log, session_id)
-    if not records:
-        session_id = await _completed(event_log, wanted)
-        records = await _records(event_log, session_id)
+    session_id, records = await read_records(event_log, wanted)
     opened = next((body for *_, body in records if isinstance(body, SessionOpened)), None)
     files = await _start(event_log, opened)
     found = transcript(
@@ -171,6 +167,15 @@ async def read_transcript(event_log: EventLog, wanted: str, config: Config) -> T
     if found is None:
         raise UsageError(f"session {session_id}: its opening is not on the log")
     return found
+
+
+async def read_records(event_log: EventLog, wanted: str) -> tuple[str, list[Any]]:
+    """The whole id of the session that is called so, or whose id alone begins so, and its records."""
+    records = await _records(event_log, wanted)
+    if records:
+        return wanted, records
+    session_id = await _completed(event_log, wanted)
+    return session_id, await _records(event_log, session_id)
 
 
 async def _records(event_log: EventLog, session_id: str) -> list[Any]:

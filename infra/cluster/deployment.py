@@ -25,12 +25,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
     directory, policy_sizes = policy_dir(config), sizes(config)
     return Deployment(
         kafka=endpoints.kafka,
-        store=ObjectStoreAddress(
-            endpoint=endpoints.s3_endpoint,
-            bucket=endpoints.s3_bucket,
-            region=endpoints.s3_region,
-            credentials_file=endpoints.s3_credentials_file,
-        ),
+        store=store_of(endpoints),
         lane=lane_of(config, policy_sizes),
         keys=key_store(config),
         data_dir=str(data_dir(config)),
@@ -58,6 +53,16 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         otlp_endpoint=config.telemetry.otlp_endpoint or "",
         metrics_port=config.telemetry.prometheus_port or 0,
         log_level=config.telemetry.log_level,
+    )
+
+
+def store_of(endpoints: Endpoints) -> ObjectStoreAddress:
+    """Where objects lie."""
+    return ObjectStoreAddress(
+        endpoint=endpoints.s3_endpoint,
+        bucket=endpoints.s3_bucket,
+        region=endpoints.s3_region,
+        credentials_file=endpoints.s3_credentials_file,
     )
 
 

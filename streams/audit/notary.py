@@ -11,10 +11,6 @@ object a round in the vault. Guarantees:
   before its anchor, or a vault that knows more rounds than the log, stops it (`odradek audit verify` names the place).
 Waits: for records (nothing is owed), for broker and store (their deadlines). Unblocked by any append.
 
-Left out: compacted topics, because the broker removes records there by design, so that nothing could be re-read (both
-are folds of kept ones: weights.current.v1 of weights.v1, replicas.v1 of what replicas report again); and
-audit.anchors.v1 itself, whose records are bound to each other by `previous` and `before`, signed, and in the vault.
-
 Guarantee 10 (tests/GUARANTEES.md): test_audit_tamper.py, test_audit_proofs.py, test_audit_notary.py.
 """
 
@@ -24,12 +20,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from odradek.streams import topics
-from odradek.streams.admin import existing
 from odradek.streams.audit.anchors import (
     NOTHING,
     AnchorLog,
@@ -42,6 +37,7 @@ from odradek.streams.audit.anchors import (
 )
 from odradek.streams.audit.chain import leaf_of
 from odradek.streams.audit.keys import SigningKey
+from odradek.streams.audit.scope import Due, audited_topics
 from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.audit.vault import Vault
 from odradek.streams.envelope import Event, event_id
@@ -50,7 +46,6 @@ from odradek.streams.events.audit import AnchorWritten
 from odradek.streams.events.meta import Meta
 from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
-from odradek.streams.topics import Cleanup
 from odradek.streams.transactions import Stage
 
 log = logging.getLogger(__name__)
@@ -68,33 +63,6 @@ SETTLE_S = 30.0
 been truncated."""
 
 OUTPUT = (topics.AUDIT_ANCHORS.name, 0)
-
-
-def audited(bare: str) -> bool:
-    """Whether a topic is chained."""
-    row = topics.declared(bare)
-    return row.cleanup is Cleanup.KEEP and row is not topics.AUDIT_ANCHORS
-
-
-class Due:
-    """When the next round is to be made. Pure: it is told the time and how many records wait."""
-
-    def __init__(self, settings: AuditSettings) -> None:
-        self._settings = settings
-        self._since: float | None = None
-
-    def __call__(self, now: float, waiting: Mapping[Place, int]) -> bool:
-        """`waiting`: offsets of each partition not yet anchored. True when one has enough, or some wait long enough."""
-        most = max(waiting.values(), default=0)
-        if most <= 0:
-            self._since = None
-            return False
-        if self._since is None:
-            self._since = now
-        due = most >= self._settings.interval_records or now - self._since >= self._settings.interval_s
-        if due:
-            self._since = None
-        return due
 
 
 class Notary:
@@ -312,8 +280,3 @@ class Notary:
         while self._unkept:
             await self._vault.keep_round(*self._unkept[0])
             self._unkept.popleft()
-
-
-async def audited_topics(event_log: EventLog) -> list[str]:
-    """The topics on the broker that are chained, tenants' copies included."""
-    return [topic for topic in await existing(event_log.config) if audited(topic)]

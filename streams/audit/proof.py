@@ -13,7 +13,7 @@ import msgspec
 
 from odradek.streams.audit import chain
 from odradek.streams.audit.anchors import AnchorLog, statement
-from odradek.streams.audit.notary import audited_topics
+from odradek.streams.audit.scope import audited_topics
 from odradek.streams.audit.verify import Say
 from odradek.streams.envelope import Record
 from odradek.streams.errors import Terminal

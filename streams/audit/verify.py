@@ -27,7 +27,7 @@ from odradek.streams.audit.anchors import (
     round_digest,
 )
 from odradek.streams.audit.check import Finding, Kind, PartitionCheck
-from odradek.streams.audit.notary import audited_topics
+from odradek.streams.audit.scope import audited_topics
 from odradek.streams.audit.vault import Vault
 from odradek.streams.errors import BrokerUnreachable, DeadlineExceeded, OffsetGap, UndecodableRecord
 from odradek.streams.events.audit import AnchorWritten

@@ -24,7 +24,8 @@ from odradek.infra.stack.stack import Stack
 from odradek.infra.stack.testing import scratch
 from odradek.streams.admin import ensure_topics
 from odradek.streams.audit.keys import SigningKey
-from odradek.streams.audit.notary import Notary, audited_topics
+from odradek.streams.audit.notary import Notary
+from odradek.streams.audit.scope import audited_topics
 from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.audit.vault import Vault
 from odradek.streams.audit.verify import AuditReport, verify

@@ -17,8 +17,8 @@ from support.audit_world import KEY, PLACE, anchored
 from odradek.streams.audit import chain
 from odradek.streams.audit.anchors import genuine, read_marks, read_round, round_bytes, statement
 from odradek.streams.audit.keys import SigningKey, load_key, load_or_make_key
-from odradek.streams.audit.notary import Due
 from odradek.streams.audit.proof import NotProvable, Proof, proof_of
+from odradek.streams.audit.scope import Due
 from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.envelope import Record
 from odradek.streams.errors import Terminal
