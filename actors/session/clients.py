@@ -126,6 +126,7 @@ class RayEngine:
             spans=[WeightSpan(start, version) for start, version in result.weight_spans],
             numerics_id=result.numerics_id,
             finish_reason=result.finish_reason,
+            experts=result.experts,
             cached_tokens=result.cached_tokens,
             queue_ms=result.queue_seconds * 1000,
             prefill_ms=result.prefill_seconds * 1000,

@@ -31,6 +31,8 @@ class Completion:
     spans: list[WeightSpan]
     numerics_id: str
     finish_reason: str
+    experts: bytes = b""
+    """Routed experts of every computed token of the context, int16 [tokens, layers, top_k]; empty for a dense model."""
     cached_tokens: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0

@@ -35,6 +35,7 @@ from odradek.actors.session.errors import (
 from odradek.actors.session.ports import (
     Call,
     CallOutcome,
+    Completion,
     EnginePort,
     EnvironmentPort,
     Outgoing,
@@ -257,12 +258,21 @@ class SessionRunner:
             finish_reason=completion.finish_reason,  # type: ignore[arg-type]
             messages=action.messages,
             purpose=action.purpose,
+            experts=self._experts(action, completion),
             cached_tokens=completion.cached_tokens,
             queue_ms=completion.queue_ms,
             prefill_ms=completion.prefill_ms,
             decode_ms=completion.decode_ms,
         )
         await self._append_owner(f"turn.{action.turn}", [turn])
+
+    def _experts(self, action: Sample, completion: Completion) -> bytes:
+        """Those of the context's routed experts that no earlier turn of the segment has logged."""
+        computed = action.position + len(action.prompt) + len(completion.tokens) - 1
+        if not completion.tokens or len(completion.experts) % computed:
+            return b""
+        logged = 0 if len(self.state.turns) == self.state.segment_turns else action.position - 1
+        return completion.experts[logged * (len(completion.experts) // computed) :]
 
     # -- tool calls --------------------------------------------------------------------------------------------
 

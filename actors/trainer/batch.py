@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from odradek.actors.trainer.errors import BatchError
+
+PER_SEQUENCE: Final = ("seq_starts", "sessions", "experts")
+"""Fields of a batch that have no entry for each token."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,19 @@ class TrainingBatch:
     """Weight version that sampled the token; of no meaning where `loss_mask` is unset."""
     sessions: NDArray[np.int32] | None = None
     """`[S]` the session of each sequence, any numbers; None: each is one of its own."""
+    experts: tuple[bytes, ...] | None = None
+    """`[S]` the experts that the sampler routed each sequence's tokens to, int16 [tokens, layers, top_k] of all tokens
+    but the last; an empty one is not known. None: of none."""
 
     def __post_init__(self) -> None:
         total = len(self.tokens)
         for field in fields(self):
-            if field.name not in ("seq_starts", "sessions") and (length := len(getattr(self, field.name))) != total:
+            if field.name not in PER_SEQUENCE and (length := len(getattr(self, field.name))) != total:
                 raise BatchError(f"{field.name} has {length} entries, tokens has {total}")
         if self.sessions is not None and len(self.sessions) != self.sequences:
             raise BatchError(f"sessions has {len(self.sessions)} entries, there are {self.sequences} sequences")
+        if self.experts is not None and len(self.experts) != self.sequences:
+            raise BatchError(f"experts has {len(self.experts)} entries, there are {self.sequences} sequences")
         starts = self.seq_starts
         if len(starts) < 1 or starts[0] != 0 or starts[-1] != total or (np.diff(starts) <= 0).any():
             raise BatchError(f"seq_starts must ascend from 0 to {total}, found {_brief(starts)}")
@@ -96,6 +105,7 @@ class TrainingBatch:
             self.advantages[at],
             self.versions[at],
             None if self.sessions is None else self.sessions[list(sequences)],
+            None if self.experts is None else tuple(self.experts[s] for s in sequences),
         )
 
 

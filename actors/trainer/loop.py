@@ -64,9 +64,11 @@ class _Done:
     published: Published
 
 
-def training_batch(micros: list[MicroArrays], owners: list[int] | None = None) -> TrainingBatch:
+def training_batch(
+    micros: list[MicroArrays], owners: list[int] | None = None, experts: list[bytes] | None = None
+) -> TrainingBatch:
     """The trainer's arrays of a materialised batch: micro-batches one after another, in layout order. `owners`: the
-    member that each sequence belongs to; None: each to one of its own."""
+    member that each sequence belongs to; None: each to one of its own. `experts`: what each was routed to."""
     starts = [0]
     for micro in micros:
         before = starts[-1]
@@ -84,6 +86,7 @@ def training_batch(micros: list[MicroArrays], owners: list[int] | None = None) -
         advantages=joined("advantages", np.float32),
         versions=joined("versions", np.int32),
         sessions=None if owners is None else np.asarray(owners, np.int32),
+        experts=None if experts is None or not any(experts) else tuple(experts),
     )
 
 
@@ -259,7 +262,7 @@ class TrainerLoop:
                 f"shows every batch"
             )
         arrays: list[MicroArrays] = code.materialise(batch, sequences, max_staleness, left_out)
-        return training_batch(arrays, code.owners(batch, sequences))
+        return training_batch(arrays, code.owners(batch, sequences), code.experts(batch, sequences))
 
     async def _publish(
         self, state: TrainerState, origin: Origin, parent: Weights | None, consent: ConsentRead

@@ -14,7 +14,7 @@ metrics are summed by `all_reduce`, so all ranks apply the same update.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -23,7 +23,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from odradek.actors.policy.model import Policy
+from odradek.actors.policy.config import ModelConfig
+from odradek.actors.policy.model import Policy, Routing
 from odradek.actors.trainer.batch import TrainingBatch, cut
 from odradek.actors.trainer.errors import DivergedError
 from odradek.actors.trainer.objective import ObjectiveSettings, TokenInputs, policy_loss, token_weights
@@ -40,6 +41,10 @@ class StepSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Optimiser steps a batch. 1 is strictly on-policy; many go beyond what the clip can hold."""
     micro_tokens: int = 8_192
     """Tokens of one forward and backward: bounds memory only, never the result."""
+    router_replay: bool = True
+    """A mixture of experts is trained through the experts that sampled (Ma et al. 2025, "rollout routing replay"), not
+    those that the weights being trained would choose: else a token's ratio compares two different networks. The mixing
+    weights, and so the router's gradient, are of the weights being trained."""
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -120,6 +125,8 @@ def train_step(
     `rng` orders the sequences into minibatches and is advanced, the same on every rank. `reference` `[T]` are the
     reference policy's log-probs, needed for a KL term. `group` is a process group of ranks that call this together.
     """
+    if not settings.router_replay:
+        batch = replace(batch, experts=None)
     # Whole sessions are drawn, so that the segments of one meet in one minibatch; and the draw must not depend on
     # sequences that take no part.
     session = batch.session_of_sequence()
@@ -214,8 +221,30 @@ def _accumulate(
 def _logprobs(policy: Policy, batch: TrainingBatch, at: Tensor) -> tuple[Tensor, Tensor]:
     """Log-prob and entropy `[N]` of the tokens at `at`, each from the hidden state of the token before it."""
     tokens = torch.from_numpy(batch.tokens).long()
-    hidden = policy.forward_packed(tokens, torch.from_numpy(batch.positions).long(), torch.from_numpy(batch.seq_starts))
+    positions, starts = torch.from_numpy(batch.positions).long(), torch.from_numpy(batch.seq_starts)
+    hidden = policy.forward_packed(tokens, positions, starts, replayed(policy.config, batch))
     return token_logprobs(hidden[at - 1], policy.head_weight, tokens[at])
+
+
+def replayed(config: ModelConfig, batch: TrainingBatch) -> Routing | None:
+    """The sampler's choice of experts for every token; None for a dense policy, and where it is not known of all.
+
+    The last token of a sequence was never computed by the sampler. Nothing comes after it: any choice will do.
+    """
+    if not config.num_experts or batch.experts is None:
+        return None
+    shape = (config.num_hidden_layers, config.num_experts_per_tok)
+    last = np.broadcast_to(np.arange(shape[1], dtype="<i2"), (1, *shape))
+    parts = []
+    for logged, length in zip(batch.experts, batch.lengths().tolist(), strict=True):
+        if len(logged) != (length - 1) * shape[0] * shape[1] * last.itemsize:
+            return None
+        ids = np.frombuffer(logged, last.dtype)
+        if not ((ids >= 0) & (ids < config.num_experts)).all():
+            return None
+        parts += [ids.reshape(-1, *shape), last]
+    ids_T_L_K = torch.from_numpy(np.concatenate(parts).astype(np.int32))
+    return Routing(replay=[layer.contiguous() for layer in ids_T_L_K.unbind(1)])
 
 
 def _apply(

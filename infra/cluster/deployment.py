@@ -108,6 +108,7 @@ def _training(config: Config, policy_sizes: Sizes) -> dict[str, Any]:
     return {
         "minibatches": trainer.minibatches,
         "micro_tokens": policy_sizes.micro_tokens,
+        "router_replay": trainer.router_replay,
         "objective": {
             "anchor": config.lane.anchor,
             "clip_low": trainer.clip_low,

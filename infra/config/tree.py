@@ -161,6 +161,8 @@ class Trainer(Section, frozen=True, kw_only=True):
     micro_tokens: Count | None = None
     """Tokens of one forward and backward: bounds memory, and touches the result by rounding only. None takes what keeps
     it near 2 GB, at most 8192."""
+    router_replay: bool = True
+    """Whether a mixture of experts is trained through the experts that sampled. A dense policy has none."""
     embedding_lr_scale: Positive | None = None
     """Factor on the embedding's learning rate. None: what the policy's config.json says under this name, else 1."""
     clip_low: Positive = 0.2

@@ -127,7 +127,10 @@ class TurnSampled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     copied_from: RecordRef | None = None
     """Of a fork: the parent's record of this turn. Its tokens are context here; only the parent may train them."""
     experts: bytes = b""
-    """Routed experts as int16 [tokens, layers, top_k] of prompt and completion; empty for a dense model."""
+    """Routed experts as int16 [tokens, layers, top_k], empty for a dense model. A segment's first turn has those of its
+    first token on, a later turn those of the last token before its prompt on; each ends before its own last token,
+    which was sampled and not computed yet. So the turns of a segment put together name the experts of all but its last
+    token. After a reload within a turn: of the last computation."""
     cached_tokens: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0

@@ -181,6 +181,17 @@ def owners(batch: BatchAssembled, sequences: Mapping[str, Sequence]) -> list[int
     ]
 
 
+def experts(batch: BatchAssembled, sequences: Mapping[str, Sequence]) -> list[bytes]:
+    """For each sequence of the materialised arrays, in order, its routed experts as logged. They are in no leaf: they
+    say how a token was computed, not which it was."""
+    return [
+        bytes(segment.experts)
+        for micro in batch.layout
+        for at in micro.members
+        for segment in sequences[batch.members[at].session_id].segments
+    ]
+
+
 def _micro(
     members: list[BatchMember],
     ordinal: int,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from odradek.streams.codec import read_f32, read_i32
@@ -41,6 +41,8 @@ class Segment:
     mask: array[int]
     logprobs: array[float]
     versions: array[int]
+    experts: bytearray = field(default_factory=bytearray)
+    """Routed experts as the turns logged them, of all tokens but the last; empty where none were."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -131,6 +133,7 @@ def _turn(segment: Segment, body: TurnSampled, where: str) -> None:
     if completion and not prompt and not len(segment):
         raise MalformedSession(f"{where}: turn {body.turn} was sampled from nothing: no token stands before it")
     _extend(segment, prompt)
+    segment.experts.extend(body.experts)
     segment.tokens.extend(completion)
     segment.mask.extend([1] * len(completion))
     segment.logprobs.extend(logprobs)
