@@ -113,7 +113,7 @@ class ControllerActor:
 
     async def _recover(self, outputs: list[tuple[str, int]]) -> dict[str, dict[int, int]]:
         """Fold its own past; returns where to follow each input from."""
-        tasks_low: dict[int, int] = {}
+        tasks_low = dict(enumerate(self._deployment.lane.tasks_low))
         oldest_open: dict[str, int] = {}
         decided = await self._log.stable_ends(topics.GROUPS.name, [number for _, number in outputs])
         for topic, number in outputs:
@@ -146,8 +146,9 @@ class ControllerActor:
         """Whether the lane's configuration in force is this deployment's."""
         latest: LaneConfigured | None = None
         async for record in self._readable(topics.GROUPS.name, number):
-            if isinstance(record.event.body, LaneConfigured):
-                latest = record.event.body
+            body = record.event.body
+            if isinstance(body, LaneConfigured) and body.lane == self._deployment.lane.lane:
+                latest = body
         return latest == self._deployment.lane
 
     async def _readable(self, topic: str, number: int, end: int | None = None) -> AsyncIterator[Record]:

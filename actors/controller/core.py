@@ -113,8 +113,8 @@ class Controller:
 
     def apply_group(self, offset: int, event: GroupEvent) -> None:
         """Fold one of its own decisions: just written, or read back at start-up. What does not count for the assembler
-        does not count here."""
-        if not self._rule.accepts(event):
+        does not count here, nor does what another lane of the same partition holds."""
+        if event.lane not in (self.lane.lane, EVAL_LANE) or not self._rule.accepts(event):
             return
         match event:
             case LaneConfigured():
@@ -138,9 +138,10 @@ class Controller:
         self._count()
 
     def _opened(self, event: GroupOpened) -> None:
-        self.groups[event.group_id] = GroupState.of(event, self.lane.spread_component)
+        if event.policy == self.lane.policy:  # an evaluation of another policy is for who serves that policy
+            self.groups[event.group_id] = GroupState.of(event, self.lane.spread_component)
+            self._keys.add(event.idempotency_key or event.task_id)
         self._groups_of_tasks.add(event.task)
-        self._keys.add(event.idempotency_key or event.task_id)
         self._decided(event.task)
         if event.purpose == "eval":
             self._eval_digests.add(event.task_digest)

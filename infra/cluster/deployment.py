@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from odradek.actors.controller.core import RL_LANE
 from odradek.actors.policy.directory import TOKENIZER_FILE
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.infra.cluster.policy import MEBIBYTE, Sizes, engine_settings, policy_dir, sizes, tokenizer_digest
@@ -85,7 +84,7 @@ def lane_of(config: Config, policy_sizes: Sizes) -> LaneConfigured:
     """What `lane.configured` will say."""
     lane = config.lane
     return LaneConfigured(
-        lane=RL_LANE,
+        lane=lane.name,
         policy=lane.policy,
         groups_per_batch=lane.groups_per_batch,
         attempts=lane.attempts,
@@ -112,6 +111,8 @@ def _training(config: Config, policy_sizes: Sizes) -> dict[str, Any]:
         "objective": {
             "anchor": config.lane.anchor,
             "clip_low": trainer.clip_low,
+            "surrogate": trainer.surrogate,
+            "aggregation": trainer.aggregation,
             "clip_high": trainer.clip_high,
             "kl_coefficient": trainer.kl_coefficient,
         },

@@ -13,6 +13,7 @@ import ray.exceptions
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.cluster import actors
+from odradek.infra.cluster.branch import Branch, on_its_branch
 from odradek.infra.cluster.deployment import deployment_of
 from odradek.infra.cluster.policy import check_history, checked
 from odradek.infra.config.services import endpoints, stack_of
@@ -49,9 +50,9 @@ class Running:
 
 
 @contextmanager
-def deployment_up(config: Config, say: Say, *, keep: bool = False) -> Iterator[Running]:
+def deployment_up(config: Config, say: Say, *, keep: bool = False, branch: Branch | None = None) -> Iterator[Running]:
     """Start what does not run yet; stop what this call started, unless `keep`. Raises `UsageError` before anything is
-    started where the policy can't be served."""
+    started where the policy can't be served, and before an actor is where `branch` can't begin."""
     checked(config)
     stack = stack_of(config)
     started = bool(stack.up(lambda component, message: say(f"{component}: {message}")).started)
@@ -59,6 +60,7 @@ def deployment_up(config: Config, say: Say, *, keep: bool = False) -> Iterator[R
         deployment = deployment_of(config, endpoints(config))
         asyncio.run(ensure_topics(deployment.kafka))
         asyncio.run(check_history(config, deployment))
+        deployment = asyncio.run(on_its_branch(deployment, branch))
         connect(endpoints(config).ray, namespace=deployment.namespace)
         _quieten()
         ours = not any(actors.exists(name, deployment.namespace) for name in actors.names(deployment))

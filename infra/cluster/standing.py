@@ -13,6 +13,7 @@ import ray
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.cluster import actors
+from odradek.infra.cluster.branch import on_its_branch
 from odradek.infra.cluster.deployment import deployment_of
 from odradek.infra.cluster.policy import check_history
 from odradek.infra.cluster.session import STATE_TIMEOUT_S, Say
@@ -34,6 +35,7 @@ def start(config: Config, say: Say) -> list[str]:
         if not missing:
             return []
         asyncio.run(check_history(config, deployment))
+        deployment = asyncio.run(on_its_branch(deployment))
         try:
             actors.start(deployment, say)
         except BaseException:

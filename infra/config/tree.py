@@ -21,6 +21,8 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 """Bounded above, so that infinity is none: a wait of that length is a hang."""
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Part of topic names, object keys and actor names."""
+LaneName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}-[023]$")]
+"""A lane's trailing number is its partition; 1 is the evaluation lane's."""
 Prefix = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$")]
 """What Kafka takes in front of a topic's name; may be empty."""
 
@@ -134,6 +136,8 @@ class Lane(Section, frozen=True, kw_only=True):
 
     policy: Name = "demo"
     """Id of the policy that it trains."""
+    name: LaneName = "main-0"
+    """The lane of RL groups. A branch (`odradek train --from`) has one of its own, ending in -2 or -3."""
     groups_per_batch: Count = 8
     """Kept groups that close a batch."""
     attempts: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 8
@@ -171,6 +175,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     """The ratio's gradient ends above 1 + this."""
     kl_coefficient: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     """Weight of the KL term against the warm start; 0 computes none."""
+    surrogate: Literal["clip", "gspo", "cispo", "reinforce"] = "clip"
+    """The objective: a clipped ratio a token (PPO, GRPO, DAPO), a sequence (GSPO; clips of 3e-4 and 4e-4), a clipped
+    weight (CISPO), or the plain policy gradient."""
+    aggregation: Literal["constant", "sequence_mean", "token_mean"] = "constant"
+    """How tokens' losses add up: by a constant (Dr. GRPO), the mean in each sequence (GRPO), over all tokens (DAPO)."""
 
 
 class Inference(Section, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ def published(
     purpose: Literal["rl", "eval"] = "rl",
     policy_version: int | None = None,
     temperature: float = 1.0,
+    policy: str = "demo",
 ) -> TaskPublished:
     """The event of a generated task. Hidden cases travel on the log; they enter neither image nor workspace.
 
@@ -63,5 +64,5 @@ def published(
     suffix = "" if policy_version is None else f"@v{policy_version}t{temperature:g}"
     event = as_spec(task, Limits(attempts=attempts, purpose=purpose, deadline_seconds=DEADLINE_S)).published()
     return msgspec.structs.replace(
-        event, task_id=f"{event.task_id}{suffix}", policy_version=policy_version, temperature=temperature
+        event, task_id=f"{event.task_id}{suffix}", policy=policy, policy_version=policy_version, temperature=temperature
     )

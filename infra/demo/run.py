@@ -128,6 +128,12 @@ class Demo:
         outcome.session_events = await count_session_events(self._log)
         return outcome
 
+    async def train(self) -> tuple[RunFold, RebuildReport]:
+        """The training window alone, and every batch of the lane rebuilt."""
+        await self._train()
+        fold = await self._follower.refresh()
+        return fold, await rebuild_all(self._log, self._deployment.lane.lane, progress=self._say)
+
     # -- phases ------------------------------------------------------------------------------------------------
 
     async def _evaluate(self, version: int, temperature: float) -> dict[TaskSet, Conduct]:
@@ -138,7 +144,10 @@ class Demo:
         ids: dict[str, TaskSet] = {}
         for task_set in EVALUATION_SETS:
             for task in self._generate(task_set, self._settings.size(task_set)):
-                event = published(task, attempts=1, purpose="eval", policy_version=version, temperature=temperature)
+                event = published(
+                    task, attempts=1, purpose="eval", policy_version=version, temperature=temperature,
+                    policy=self._deployment.policy,
+                )  # fmt: skip
                 ids[event.task_id] = task_set
                 await self._publish(event)
         results = await self._evaluated(ids, f"evaluation of version {version}")
@@ -187,7 +196,9 @@ class Demo:
         lane = self._deployment.lane.lane
         await self._until(
             lambda fold: (
-                all(fold.groups[g].lane != lane for g in fold.open_groups) and len(fold.steps) >= len(fold.batches)
+                all(fold.groups[g].lane != lane for g in fold.open_groups)
+                and sum(step.lane == lane for step in fold.steps)
+                >= sum(batch.lane == lane for batch in fold.batches.values())
             ),
             DRAIN_S,
             "groups under way to end",
@@ -199,7 +210,7 @@ class Demo:
         if state is None:
             return
         for _ in range(max(0, WAITING_TASKS - int(state["waiting_tasks"]))):
-            event = published(next(self._tasks), attempts=self._settings.attempts)
+            event = published(next(self._tasks), attempts=self._settings.attempts, policy=self._deployment.policy)
             self._waiting.append(event)
             await self._publish(event)
 

@@ -17,7 +17,19 @@ from odradek.streams.log import EventLog
 from odradek.streams.replay.lineage import versions_of
 from odradek.streams.replay.select import readable
 
+MAIN_PARTITIONS = (0, 1)
+"""Of groups.v1: the RL and the evaluation lane's, which only the controller of the main line writes."""
+
 PLACE = re.compile(r"(?P<topic>[a-z.0-9]+)/(?P<partition>\d+)@(?P<offset>\d+)")
+
+
+def check_branch(lane: str, policy: str, parent: ParentVersion) -> None:
+    """Raises Terminal for a lane or a policy that is not the branch's own."""
+    if topics.GROUPS.partition_of(lane) in MAIN_PARTITIONS:
+        free = [str(n) for n in range(topics.GROUPS.partitions) if n not in MAIN_PARTITIONS]
+        raise Terminal(f"lane {lane!r} would lie in the main line's partitions: end its name in -{' or -'.join(free)}")
+    if policy == parent.policy:
+        raise Terminal(f"policy {policy!r} is the parent's own: a branch is a new policy id")
 
 
 async def branch_point(event_log: EventLog, policy: str, wanted: str) -> ParentVersion:

@@ -25,12 +25,11 @@ from odradek.streams.events.groups import (
 )
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
+from odradek.streams.replay.branch import check_branch
 from odradek.streams.replay.rebuild import LaneSeals, batches_of
 from odradek.streams.transactions import Stage
 
 SOURCE = "odradek-rescore"
-CONTROLLER_PARTITIONS = (0, 1)
-"""Of groups.v1: the RL and the evaluation lane's, which only the controller writes."""
 GROUPS_AT_ONCE = 200
 """Groups in one transaction. Too few: 30 ms each add up. Too many: the transaction's time-out."""
 
@@ -52,12 +51,8 @@ async def configuration_of(event_log: EventLog, lane: str) -> LaneConfigured | N
 
 
 def new_lane(old: LaneConfigured, lane: str, policy: str, parent: ParentVersion) -> LaneConfigured:
-    """The configuration of the lane that trains `parent` on. Raises Terminal for a name that is somebody else's."""
-    if lane == old.lane or topics.GROUPS.partition_of(lane) in CONTROLLER_PARTITIONS:
-        free = [str(n) for n in range(topics.GROUPS.partitions) if n not in CONTROLLER_PARTITIONS]
-        raise Terminal(f"lane {lane!r} would lie in the controller's partition: end its name in -{' or -'.join(free)}")
-    if policy == parent.policy:
-        raise Terminal(f"policy {policy!r} is the parent's own: a branch is a new policy id")
+    """The configuration of the lane that trains `parent` on over what is recorded. Raises Terminal."""
+    check_branch(lane, policy, parent)
     return msgspec.structs.replace(old, lane=lane, policy=policy, parent=parent, tasks_low=[])
 
 

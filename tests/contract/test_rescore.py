@@ -248,7 +248,7 @@ async def test_writing_the_lane_twice_writes_it_once_and_another_lane_of_its_nam
     with pytest.raises(Terminal, match="lane twice-2 is on the log already"):
         await reseal(log, config, world.lane.lane, seals, {})
     for name in ("main-0", "again-0", "again-1"):
-        with pytest.raises(Terminal, match="controller's partition"):
+        with pytest.raises(Terminal, match="main line's partitions"):
             new_lane(world.lane.configuration(), name, "other", parent)
     with pytest.raises(Terminal, match="a branch is a new policy id"):
         new_lane(world.lane.configuration(), "again-2", world.lane.policy, parent)
