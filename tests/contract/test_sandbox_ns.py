@@ -96,14 +96,19 @@ class TestNs(SandboxContract):
         assert await eventually(lambda: _none_live(driver), "none live")
 
     async def test_death_of_the_zygote_ends_every_sandbox(self, driver: NsDriver, demo_spec: SandboxSpec) -> None:
-        """The kernel kills the inits by itself: their parent's death is their own."""
+        """The kernel kills the inits by itself: their parent's death is their own. The driver's owner is told, because
+        a driver that can make no more sandboxes would fail every session from then on."""
+        lost = asyncio.ensure_future(driver.lost())
         sandbox = await driver.create(demo_spec)
         pid = sandbox.pid
         call = asyncio.ensure_future(sh(sandbox, "sleep 300"))
         await asyncio.sleep(0.2)
+        assert not lost.done()
         os.kill(driver.zygote_pid, signal.SIGKILL)
         with pytest.raises(SandboxInfraError):
             await call
+        async with asyncio.timeout(30):
+            await lost
         assert await eventually(lambda: _is_dead(pid), "is dead")
         with pytest.raises(SandboxError):
             await driver.create(demo_spec)

@@ -7,7 +7,9 @@ one was named.
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -42,6 +44,9 @@ def main() -> int:
             print("; ".join(map(str, faults)))
         return 0
     data = options.data or Path(tempfile.mkdtemp(prefix="odr-crash-"))
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a broker that is killed is no news here
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # so that whoever ends the run leaves nothing behind
     began = time.monotonic()
     settings = Settings(options.faults, options.seed, data, kinds, tuple(options.flags))
     outcome = run(settings, lambda text: print(f"{time.monotonic() - began:6.0f} s  {text}", flush=True))
