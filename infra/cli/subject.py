@@ -11,6 +11,7 @@ import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, CaseFailed, Context, command_options
 from odradek.infra.cli.log import Say, opened_log, run
+from odradek.infra.errors import InfraError
 
 if TYPE_CHECKING:
     from odradek.streams.privacy.report import ErasureReport
@@ -100,9 +101,13 @@ async def _erase(context: Context, subject: str, reason: str, gone: tuple[Path, 
     data = data_dir(context.config)
     for path in gone:
         note(data, path, path.suffix.lstrip("."), gone=True)
-    deployment = deployment_of(context.config, endpoints(context.config, ray=False))
+    try:
+        blobs = blobs_of(deployment_of(context.config, endpoints(context.config, ray=False)))
+    except InfraError as error:
+        context.say(f"going on without the object store: {error}")
+        blobs = None
     async with opened_log(context, create=True) as event_log:
-        return await Erasure(event_log, blobs_of(deployment), [ExportedFiles(data)], tell).run(subject, reason)
+        return await Erasure(event_log, blobs, [ExportedFiles(data)], tell).run(subject, reason)
 
 
 def _erased(report: ErasureReport) -> str:
