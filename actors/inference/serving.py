@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,8 +78,10 @@ class ServingActor:
 
     # -- Ray's methods -----------------------------------------------------------------------------------------
 
-    async def sample(self, request: SampleRequest) -> SampleResult:
-        """One turn; see `InferenceActor.sample`."""
+    async def sample(self, request: SampleRequest, timeout_s: float) -> SampleResult:
+        """One turn, within so many seconds by this process's clock, whatever the caller's shows: the clocks of two hosts
+        need not agree, and one that is an hour late would have every request refused. See `InferenceActor.sample`."""
+        request = msgspec.structs.replace(request, deadline=time.time() + timeout_s)
         return await self._loop.call(self._engine.sample(request))
 
     async def cancel(self, session_id: str, epoch: int) -> None:

@@ -117,7 +117,7 @@ class RayEngine:
         handle = self._handles[zlib.crc32(session_id.encode()) % len(self._handles)]
         try:
             async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
-                result: SampleResult = await handle.sample.remote(request)
+                result: SampleResult = await handle.sample.remote(request, timeout_s)
         except (*RAY_FAULTS, InferenceError, TimeoutError) as error:
             raise EngineUnavailable(f"session {session_id} turn {turn}: {said(error)}") from error
         return Completion(
