@@ -79,8 +79,8 @@ class ServingActor:
     # -- Ray's methods -----------------------------------------------------------------------------------------
 
     async def sample(self, request: SampleRequest, timeout_s: float) -> SampleResult:
-        """One turn, within so many seconds by this process's clock, whatever the caller's shows: the clocks of two hosts
-        need not agree, and one that is an hour late would have every request refused. See `InferenceActor.sample`."""
+        """One turn, within so many seconds by this process's clock, whatever the caller's shows: two hosts' clocks need
+        not agree, and a caller an hour behind would have every request refused. See `InferenceActor.sample`."""
         request = msgspec.structs.replace(request, deadline=time.time() + timeout_s)
         return await self._loop.call(self._engine.sample(request))
 
