@@ -53,6 +53,8 @@ def command(context: Context, keep: bool, bench: bool) -> None:
         context.say(f"the log stays in {data_dir(config)}; to read it: {first}odradek report{where}")
     if outcome.rebuild is None or outcome.rebuild.identical != len(outcome.rebuild.batches):
         raise CaseFailed(f"batches rebuilt: {outcome.rebuild}")
+    if outcome.audit is not None and outcome.audit.findings:
+        raise CaseFailed(f"the log is not as the notary signed it: {outcome.audit.findings[0]}")
 
 
 def run_once(context: Context, config: Config, *, keep: bool) -> DemoOutcome:

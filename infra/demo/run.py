@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from odradek.actors.runtime.deployment import Deployment
+from odradek.infra.demo.audit import audited
 from odradek.infra.demo.family.sets import EVALUATION_SETS, TaskSet, make_task
 from odradek.infra.demo.family.task import DemoTask
 from odradek.infra.demo.publish import published
@@ -25,6 +26,7 @@ from odradek.infra.errors import InfraError
 from odradek.infra.observe.fold import Conduct, RunFold
 from odradek.infra.observe.follow import RunFollower, count_session_events
 from odradek.streams import topics
+from odradek.streams.audit.verify import AuditReport
 from odradek.streams.envelope import Event, event_id
 from odradek.streams.events.tasks import TaskCancelled, TaskPublished
 from odradek.streams.log import EventLog
@@ -78,6 +80,8 @@ class DemoOutcome:
     greedy_last: dict[TaskSet, Conduct] = field(default_factory=dict)
     final_version: int = 0
     rebuild: RebuildReport | None = None
+    audit: AuditReport | None = None
+    """None where no notary ran."""
     session_events: Counter[str] = field(default_factory=Counter)
     """Records of sessions.v1 by type."""
     fold: RunFold = field(default_factory=RunFold)
@@ -126,6 +130,9 @@ class Demo:
         self._say(f"rebuilding {len(outcome.fold.batches)} batches from the log")
         outcome.rebuild = await rebuild_all(self._log, self._deployment.lane.lane, progress=self._say)
         outcome.session_events = await count_session_events(self._log)
+        if self._deployment.audit.enabled:
+            self._say("verifying the log against what the notary signed")
+            outcome.audit = await audited(self._deployment, self._log)
         return outcome
 
     async def train(self) -> tuple[RunFold, RebuildReport]:

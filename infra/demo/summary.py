@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from odradek.infra.demo.audit import line
 from odradek.infra.demo.family.sets import EVALUATION_SETS, TaskSet
 from odradek.infra.demo.intervals import wilson
 from odradek.infra.demo.run import DemoOutcome
@@ -23,6 +24,7 @@ def as_json(outcome: DemoOutcome) -> dict[str, Any]:
         "groups": {"sealed": fold.sealed, "discarded": dict(fold.discarded), "dropped": dict(fold.dropped)},
         "steps": len(fold.steps),
         "rebuilt": str(outcome.rebuild),
+        "audit": _audit(outcome),
         "events": dict(fold.events + outcome.session_events),
     }
 
@@ -60,11 +62,23 @@ def as_text(outcome: DemoOutcome) -> str:
         f"Groups sealed: {fold.sealed}; discarded: {_reasons(fold.discarded)}; "
         f"left out of batches: {_reasons(fold.dropped)}",
         f"Batches rebuilt from the log: {outcome.rebuild}",
+        *([line(outcome.audit)] if outcome.audit is not None else []),
         "Events by type:",
     ]
     counts = fold.events + outcome.session_events
     lines += [f"  {count:8d}  {kind}" for kind, count in sorted(counts.items())]
     return "\n".join(lines)
+
+
+def _audit(outcome: DemoOutcome) -> dict[str, Any] | None:
+    if (report := outcome.audit) is None:
+        return None
+    return {
+        "ok": report.ok,
+        "verified": report.verified,
+        "not_anchored": report.not_anchored,
+        "findings": [str(finding) for finding in report.findings],
+    }
 
 
 def _table(first: dict[TaskSet, Conduct], last: dict[TaskSet, Conduct]) -> list[str]:
