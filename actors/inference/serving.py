@@ -25,7 +25,7 @@ from odradek.actors.inference.errors import VersionNotHeldError
 from odradek.actors.inference.settings import EngineSettings
 from odradek.actors.inference.types import SampleRequest, SampleResult
 from odradek.actors.inference.weights import FetchedWeights
-from odradek.actors.policy.directory import read_config
+from odradek.actors.policy.directory import WEIGHT_BYTES, parameters_of, read_config
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import object_store
@@ -39,7 +39,10 @@ from odradek.streams.log import EventLog
 log = logging.getLogger(__name__)
 
 FETCH_S = 60.0
-"""Seconds one version may take to be fetched. Too low fails on a slow store; too high keeps old weights for long."""
+"""Seconds one version may take to be fetched, beside the time for its bytes. Too low fails on a slow store; too high
+keeps old weights for long."""
+FETCH_BYTES_S = 10e6
+"""Bytes of weights a second, at the slowest: what adds to that for a large model."""
 RETRY_S = 2.0
 """Seconds before the current version is tried again after a failed load."""
 START_DEADLINE_S = 60.0
@@ -67,6 +70,7 @@ class ServingActor:
         await self._log.start()
         config = read_config(Path(self._deployment.warm_start_dir))
         context = min(config.max_position_embeddings, self._deployment.max_context)
+        self._fetch_s = FETCH_S + parameters_of(config) * WEIGHT_BYTES / FETCH_BYTES_S
         self._running = asyncio.get_running_loop()
         self._engine = InferenceActor(
             msgspec.structs.replace(config, max_position_embeddings=context),
@@ -109,7 +113,7 @@ class ServingActor:
 
     def _fetch(self, version: int, held: Mapping[int, Mapping[str, Tensor]]) -> FetchedWeights:
         """Called on the fetching thread; the store's client lives on the actor's loop."""
-        return asyncio.run_coroutine_threadsafe(self._fetched(version, held), self._running).result(FETCH_S)
+        return asyncio.run_coroutine_threadsafe(self._fetched(version, held), self._running).result(self._fetch_s)
 
     async def _fetched(self, version: int, held: Mapping[int, Mapping[str, Tensor]]) -> FetchedWeights:
         published = self._published.get(version)

@@ -71,7 +71,7 @@ def build(config: ModelConfig, version: int, state: Mapping[str, Tensor], digest
             raise WeightsRefusedError(f"weights {version}: {name} has dtype {tensor.dtype}, expected a floating one")
         if not bool(torch.isfinite(tensor).all()):
             raise WeightsRefusedError(f"weights {version}: {name} holds NaN or infinity; the step that wrote it failed")
-    policy = Policy(config)
+    policy = Policy(config, seed=None)
     try:
         load_hf_state(policy, state, f"weights {version}")
     except PolicyError as e:

@@ -34,6 +34,9 @@ NAMES_SHOWN: Final = 5
 DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Dtypes of stored weights by safetensors' names. Others are quantised or no weights."""
 
+WEIGHT_BYTES: Final = 4
+"""Bytes of one weight as computed and published: float32."""
+
 SPARE_ROWS: Final = 1024
 """Rows of the embedding that no token needs: checkpoints round up their vocabulary. More means another model's
 tokenizer."""
@@ -76,7 +79,7 @@ def inspect(directory: Path) -> PolicyDirectory:
         directory=str(directory),
         config=config,
         dtype="+".join(sorted(DTYPES[kind] for kind in kinds)),
-        parameters=sum(prod(shape) for name, (shape, _) in found.items() if name in hf_shapes(config)),
+        parameters=parameters_of(config),
         weight_bytes=sum(file.stat().st_size for file in files),
         tokenizer=tokenizer.digest,
         tokens=tokenizer.vocab_size,
@@ -216,6 +219,11 @@ def hf_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not c.tie_word_embeddings:
         shapes[HEAD] = (c.vocab_size, h)
     return shapes
+
+
+def parameters_of(c: ModelConfig) -> int:
+    """Numbers in the weights; a tied head counts once."""
+    return sum(prod(shape) for shape in hf_shapes(c).values())
 
 
 def mlp_prefixes(c: ModelConfig, layer: int) -> list[str]:

@@ -135,6 +135,6 @@ def _shards(state: Mapping[str, Tensor], limit: int | None) -> Iterator[list[str
 
 def load_hf(directory: Path) -> Policy:
     """Open a directory as float32 weights; raises `CheckpointLoadError` or `UnsupportedModelError`."""
-    policy = Policy(read_config(directory))
+    policy = Policy(read_config(directory), seed=None)
     load_hf_state(policy, dict(tensors(directory)), str(directory))
     return policy

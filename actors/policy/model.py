@@ -96,12 +96,13 @@ class Block(nn.Module):
 
 
 class Policy(nn.Module):
-    """Decoder weights and its two forward passes; parameters are initialised from `seed`."""
+    """Decoder weights and its two forward passes; parameters are initialised from `seed`, or left for a loader to fill
+    where it is None."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -112,7 +113,8 @@ class Policy(nn.Module):
         cos, sin = _rope_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        self._initialise(seed)
+        if seed is not None:
+            self._initialise(seed)
 
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:

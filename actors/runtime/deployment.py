@@ -44,6 +44,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of that file; sessions name it, so that a reader knows which tokenizer their tokens are of."""
     warm_start_dir: str
     """The policy directory: version 0, and the shape of every later one. On a cluster it lies on every host."""
+    token_seconds: float = 0.0
+    """What one sampled token may take of a model of this size on a busy host: what a request is given beside its
+    timeout, so that a slow model is not taken for a dead engine."""
     max_context: int = 2**31 - 1
     """Tokens that one session can have, by the model's positions and the engine's memory. A task that asks for more
     gets this."""

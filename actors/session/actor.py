@@ -66,7 +66,7 @@ class SessionActor:
         await self._log.start()
         namespace = self._deployment.namespace
         engines = [actor_handle(f"inference-{i}", namespace) for i in range(self._deployment.inference_actors)]
-        self._engine = RayEngine(engines)
+        self._engine = RayEngine(engines, self._deployment.token_seconds)
         self._environment = RayEnvironment(actor_handle("environment-0", namespace))
         self._tracing = Tracing.of(self._deployment.otlp_endpoint, self._name, redact)
         self._journal = KafkaJournal(self._log, self._name, self._tracing.traceparent)

@@ -29,6 +29,8 @@ from odradek.streams.log import EventLog
 RAY_FAULTS = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.RaySystemError)
 ANSWER_GRACE_S = 7.0
 """Seconds past a request's deadline that the engine's own, more exact error is waited for."""
+PROMPT_TOKENS = 16
+"""Tokens of a prompt that take as long as one sampled token: they are computed together."""
 OPEN_TIMEOUT_S = 60.0
 """Seconds to make a sandbox and rebuild a workspace. Too low fails on a loaded host; too high hides a stuck one."""
 CALL_GRACE_S = 60.0
@@ -80,8 +82,10 @@ class KafkaJournal:
 class RayEngine:
     """`EnginePort` over inference actors; a session stays with one of them as long as it answers (prefix reuse)."""
 
-    def __init__(self, handles: Sequence[Any]) -> None:
+    def __init__(self, handles: Sequence[Any], token_seconds: float = 0.0) -> None:
+        """`token_seconds`: what a sampled token may take of a large model, beside the timeout given."""
         self._handles = list(handles)
+        self._token_seconds = token_seconds
 
     async def sample(
         self,
@@ -100,6 +104,7 @@ class RayEngine:
         timeout_s: float,
     ) -> Completion:
         """See `EnginePort`."""
+        timeout_s += self._token_seconds * (max_new_tokens + len(tokens) / PROMPT_TOKENS)
         request = SampleRequest(
             request_id=f"{session_id}/{turn}/{epoch}",
             session_id=session_id,

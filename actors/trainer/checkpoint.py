@@ -238,7 +238,7 @@ class Checkpoints:
     async def restore(self, manifest: Manifest) -> tuple[TrainerState, Weights]:
         """The trainer as it was when `manifest` was published; the next step gives the bits it would have given."""
         weights = await self.weights(manifest)
-        policy = Policy(ModelConfig.from_hf(manifest.model))
+        policy = Policy(ModelConfig.from_hf(manifest.model), seed=None)
         load_hf_state(policy, weights.state, manifest.name)
         tensors = _tensors(await self._read(manifest, TRAINER), manifest.name)
         state = TrainerState(policy, AdamW(policy), torch.Generator(), manifest.version)

@@ -33,6 +33,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         tokenizer=tokenizer_digest(config),
         warm_start_dir=str(directory),
         max_context=policy_sizes.context,
+        token_seconds=policy_sizes.token_seconds,
         namespace=f"odradek-{config.kafka.prefix}" if config.kafka.prefix else "odradek",
         incarnation=config.kafka.prefix or "default",
         session_actors=config.session.actors,

@@ -15,7 +15,14 @@ import msgspec
 
 from odradek.actors.inference.settings import EngineSettings, context_of
 from odradek.actors.policy.config import ModelConfig
-from odradek.actors.policy.directory import TOKENIZER_FILE, PolicyDirectory, inspect, read_config
+from odradek.actors.policy.directory import (
+    TOKENIZER_FILE,
+    WEIGHT_BYTES,
+    PolicyDirectory,
+    inspect,
+    parameters_of,
+    read_config,
+)
 from odradek.actors.policy.errors import PolicyError
 from odradek.actors.policy.tokenizer import Tokenizer
 from odradek.actors.runtime.deployment import Deployment
@@ -38,6 +45,10 @@ passes than needed; too high takes the memory that engine and sandboxes need."""
 MOST_MICRO_TOKENS: Final = 8192
 """Above this a pass gains nothing more."""
 
+SLOWEST_BYTES_S: Final = 0.4e9
+"""Bytes of weights that a sampled token reads in a second, at the least (seen: 1.6 s a token of 538 MB among eight busy
+processes, a tenth of that alone). Lower waits longer for an engine that hangs; higher gives up a slow one."""
+
 LEAST_MICRO_TOKENS: Final = 256
 """Sequences are never split: below this, passes hold one sequence each anyway."""
 
@@ -50,6 +61,8 @@ class Sizes:
     """Tokens of one session that the engine can hold."""
     micro_tokens: int
     embedding_lr_scale: float
+    token_seconds: float
+    """What a sampled token may take."""
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -95,6 +108,7 @@ def sizes(config: Config) -> Sizes:
         context=context_of(model, msgspec.convert(engine_settings(config), EngineSettings)),
         micro_tokens=trainer.micro_tokens or fitting,
         embedding_lr_scale=trainer.embedding_lr_scale or model.embedding_lr_scale,
+        token_seconds=parameters_of(model) * WEIGHT_BYTES / SLOWEST_BYTES_S,
     )
 
 
