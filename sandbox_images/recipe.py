@@ -5,6 +5,7 @@ the image runs; a repository is fetched when it is built.
 """
 
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,16 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     setup: tuple[str, ...] = ()
     """Shell lines, run in a sandbox of the image built so far; what they change becomes its top layer."""
     env: dict[str, str] = {}
+
+
+RECIPES = Path(__file__).parent / "recipes"
+"""The recipes that come with the product; each is built on first use."""
+
+
+@cache
+def shipped() -> frozenset[str]:
+    """Their names."""
+    return frozenset(path.stem for path in RECIPES.glob("*.toml"))
 
 
 def load_recipe(path: Path) -> Recipe:

@@ -28,7 +28,7 @@ from odradek.actors.controller.placement import Placer, host_of
 from odradek.actors.runtime.deployment import Deployment, actor_handle
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.session.actor import HostStatus
-from odradek.actors.session.ports import WorkspaceStart
+from odradek.actors.session.ports import start_of
 from odradek.actors.session.runner import SessionSpec
 from odradek.streams import topics
 from odradek.streams.dlq import DeadLetters, Why
@@ -321,7 +321,7 @@ class ControllerActor:
                 condense=self._deployment.condense,
             ),
             message=task.instruction,
-            start=WorkspaceStart(task.image, {p: t.encode() for p, t in task.files.items()}, list(task.setup)),
+            start=start_of(task),
             origin="eval" if opened.purpose == "eval" else "rl",
             correlation=opened.group_id,
             history_floor=floor,

@@ -6,6 +6,7 @@ fault and is refused by name; a fault of the host is `SandboxInfraError`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from odradek.actors.environment.archive import unpack
 from odradek.actors.environment.delta import Delta, DeltaEntry, compose
 from odradek.actors.environment.errors import SandboxInfraError, SandboxSpecError
 from odradek.actors.environment.logged import from_logged
@@ -23,14 +25,14 @@ from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.session.ports import WorkspaceStart
 from odradek.sandbox_images.builder import build
 from odradek.sandbox_images.errors import ImageError
-from odradek.sandbox_images.recipe import load_recipe
+from odradek.sandbox_images.recipe import RECIPES, load_recipe
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams.blobs import BlobStore
+from odradek.streams.errors import BlobCorrupt, BlobMissing
 from odradek.streams.events.sessions import WorkspaceDelta
 
 log = logging.getLogger(__name__)
 
-RECIPES = Path(__file__).resolve().parents[2] / "sandbox_images" / "recipes"
 MEMORY_BYTES = 512 * 1024 * 1024
 PIDS = 128
 CPUS = 1.0
@@ -78,6 +80,7 @@ class SandboxFactory:
         self._images = images
         self._blobs = blobs
         self._digests: dict[str, str] = {}
+        self._trees: dict[str, str] = {}
 
     def image_digest(self, name: str) -> str:
         """The digest of an image by name (a shipped recipe, built on first use) or by digest. Raises `SandboxSpecError`
@@ -98,11 +101,26 @@ class SandboxFactory:
         self._images.image(name)
         return name
 
+    async def _layer(self, start: WorkspaceStart) -> str:
+        """Digest of the layer with the starting files. Those of a reference are fetched and unpacked once a process,
+        and whatever is wrong with them is the task's fault."""
+        if start.files_ref is None:
+            return self._images.layer_from_files(start.files)
+        ref = start.files_ref
+        if ref.sha256 not in self._trees or not self._images.has_layer(self._trees[ref.sha256]):
+            try:
+                data = await self._blobs.get(ref)
+            except (BlobMissing, BlobCorrupt) as error:
+                raise SandboxSpecError(f"files_ref: {error}") from error
+            files = await asyncio.to_thread(unpack, data)
+            self._trees[ref.sha256] = await asyncio.to_thread(self._images.layer_from_files, files)
+        return self._trees[ref.sha256]
+
     async def open(self, start: WorkspaceStart, deltas: Sequence[WorkspaceDelta], label: str) -> Sandbox:
         """A fresh sandbox in the logged state. `label` names its owner in `list` and after a crash. Files that are
         somebody's are put into the sandbox alone: a layer would stay on the host when the session is over."""
-        shared = start.files if not start.subject else {}
-        layers = (self._images.layer_from_files(shared),) if shared else ()
+        alone = start.files if start.subject else {}
+        layers = (await self._layer(start),) if (start.files and not alone) or start.files_ref is not None else ()
         sandbox = await self.driver.create(
             SandboxSpec(
                 image=self.image_digest(start.image),
@@ -113,8 +131,8 @@ class SandboxFactory:
             )
         )
         try:
-            if start.files and not shared:
-                await sandbox.apply(_as_delta(start.files))
+            if alone:
+                await sandbox.apply(_as_delta(alone))
             for command in start.setup:
                 result = await sandbox.exec(ExecRequest(shell=command, timeout_s=SETUP_SECONDS))
                 if result.exit_code != 0:

@@ -15,13 +15,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from odradek.actors.environment.errors import SandboxError
+from odradek.actors.environment.errors import SandboxError, SandboxSpecError
 from odradek.actors.environment.protocol import WORKSPACE, ExecRequest, Sandbox
 from odradek.actors.environment.start import SandboxFactory
 from odradek.actors.reward import combine, hidden_tests, verifier
 from odradek.actors.reward.efficiency import Conduct
 from odradek.actors.reward.errors import GraderCouldNotRun
-from odradek.actors.session.ports import WorkspaceStart
+from odradek.actors.session.ports import start_of
 from odradek.streams.errors import BlobCorrupt, BlobMissing
 from odradek.streams.events.sessions import SessionFailed
 from odradek.streams.events.tasks import HiddenTests, TaskPublished
@@ -36,7 +36,8 @@ GRADE_DEADLINE_S = 200.0
 """Seconds one session's grading may take, set-up and the task's own verifier included; then it is ungraded. Too low:
 honest test suites never give a reward. Too high: a stuck host holds its partition of sessions."""
 OUTPUT_BYTES = 1 << 20
-"""Bytes of reports read back. A session's prints beyond it could hide its own reports, which then fail."""
+"""Bytes read back beside the reports of right answers. A session's prints beyond it could hide its own reports, which
+then fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ async def grade(task: TaskPublished, conduct: Conduct, factory: SandboxFactory) 
     if task.tests is None and task.script is None:
         raise GraderCouldNotRun("the task has neither tests nor a script to grade with", retryable=False)
     began = time.monotonic()
-    start = WorkspaceStart(task.image, {p: t.encode() for p, t in task.files.items()}, list(task.setup))
+    start = start_of(task)
     try:
         async with asyncio.timeout(GRADE_DEADLINE_S):
             sandbox = await factory.open(start, conduct.deltas, label="grading")
@@ -69,7 +70,9 @@ async def grade(task: TaskPublished, conduct: Conduct, factory: SandboxFactory) 
     except TimeoutError:
         raise GraderCouldNotRun(f"grading took longer than {GRADE_DEADLINE_S:g} s") from None
     except (SandboxError, BlobMissing, BlobCorrupt) as error:
-        raise GraderCouldNotRun(f"{type(error).__name__}: {error}") from error
+        # A fault of the task is there at every attempt; another one of the host or the store is not.
+        retryable = not isinstance(error, SandboxSpecError)
+        raise GraderCouldNotRun(f"{type(error).__name__}: {error}", retryable) from error
     components = {"solved": solved, "turns": float(conduct.turns), "errors": float(conduct.errors)}
     return Grade(components, combine.total(components), passed, failed, notes, (time.monotonic() - began) * 1000)
 
@@ -85,6 +88,9 @@ async def _judge(task: TaskPublished, sandbox: Sandbox) -> tuple[float, list[str
 
 async def _hidden(tests: HiddenTests, sandbox: Sandbox) -> hidden_tests.Verdict:
     mark = f"@{secrets.token_hex(8)} "
-    argv = tuple(hidden_tests.command(tests, mark, WORKSPACE))
-    result = await sandbox.exec(ExecRequest(argv=argv, timeout_s=GRADING_SECONDS, max_output_bytes=OUTPUT_BYTES))
+    plan = f".grading-{secrets.token_hex(8)}"
+    await sandbox.upload({plan: hidden_tests.plan_of(tests, mark)})
+    argv = tuple(hidden_tests.command(f"{WORKSPACE}/{plan}", WORKSPACE))
+    output = OUTPUT_BYTES + hidden_tests.report_bytes(tests, mark)
+    result = await sandbox.exec(ExecRequest(argv=argv, timeout_s=GRADING_SECONDS, max_output_bytes=output))
     return hidden_tests.judge(tests, mark, result.stdout, result.timed_out)

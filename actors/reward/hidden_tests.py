@@ -4,7 +4,10 @@ What the agent's code ever holds: the arguments of the cases. What it never hold
 So it can print, exit, plant modules or files as it likes; the only way to pass is to return the right values. Every
 case must report: a process that ends early, exit code 0 included, passes nothing that it did not report.
 
-Pure: `command` makes the program that runs inside (`inside.py`), `judge` reads what it wrote.
+The arguments travel as a file, because a process takes no argument of their size; so a task's cases are bounded by
+what an event holds and by nothing here.
+
+Pure: `plan_of` and `command` make what runs inside (`inside.py`), `judge` reads what it wrote.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ class Verdict:
         return bool(wanted) and wanted <= set(self.passed)
 
 
-def command(tests: HiddenTests, mark: str, workspace: str) -> list[str]:
-    """The argv to run inside the sandbox. `mark`: a fresh random word that starts each report line."""
+def plan_of(tests: HiddenTests, mark: str) -> bytes:
+    """What the program is told. `mark`: a fresh random word that starts each report line."""
     plan = {
         "module": tests.module,
         "function": tests.function,
@@ -47,7 +50,17 @@ def command(tests: HiddenTests, mark: str, workspace: str) -> list[str]:
         "started": STARTED,
         "cases": [[case.id, case.args] for case in tests.cases],
     }
-    return ["python3", "-I", "-S", "-B", "-c", _PROGRAM, json.dumps(plan), workspace]
+    return json.dumps(plan).encode()
+
+
+def command(plan: str, workspace: str) -> list[str]:
+    """The argv to run inside the sandbox: the paths there of the plan and of the workspace."""
+    return ["python3", "-I", "-S", "-B", "-c", _PROGRAM, plan, workspace]
+
+
+def report_bytes(tests: HiddenTests, mark: str) -> int:
+    """Bytes that the program writes of right answers alone."""
+    return sum(len(json.dumps([case.id, "value", case.want])) + len(mark) + 2 for case in tests.cases)
 
 
 def judge(tests: HiddenTests, mark: str, output: str, timed_out: bool) -> Verdict:

@@ -3,15 +3,18 @@
 Holds the arguments of the cases and nothing that says what is wanted. Imports what it needs before the workspace is on
 the path, so that a planted module can't take its place (the interpreter must be isolated, `-I`: with `-c` alone it
 looks in the current directory first). Each report begins a line of its own, whatever the function printed before it.
-argv: the plan as JSON, the workspace's path.
+argv: the path of the plan, which is JSON and gone before the agent's code begins; the workspace's path.
 """
 
 import json
 import sys
 from importlib import import_module
+from os import unlink
 
 _write, _flush, _dump = sys.stdout.write, sys.stdout.flush, json.dumps
-_plan = json.loads(sys.argv[1])
+with open(sys.argv[1], encoding="utf-8") as _file:  # noqa: PTH123 pathlib is not worth its import time here
+    _plan = json.load(_file)
+unlink(sys.argv[1])  # noqa: PTH108
 _write(_plan["started"] + "\n")
 _flush()
 sys.path.insert(0, sys.argv[2])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from odradek.actors.environment.protocol import ExecRequest, Sandbox
 from odradek.actors.reward.errors import GraderCouldNotRun
+from odradek.actors.tasks.refusal import MAX_GRADING_SECONDS
 from odradek.streams.events.tasks import HiddenScript
 
 TESTS = "/tests"
@@ -42,9 +43,10 @@ async def run(script: HiddenScript, sandbox: Sandbox) -> Outcome:
     placed = await sandbox.exec(ExecRequest(shell=place, timeout_s=30.0))
     if placed.exit_code != 0:
         raise GraderCouldNotRun(f"the verifier's files could not be placed: {placed.stderr[-200:]!r}")
-    result = await sandbox.exec(ExecRequest(shell=script.command, timeout_s=script.timeout_seconds))
+    limit = min(script.timeout_seconds, MAX_GRADING_SECONDS)
+    result = await sandbox.exec(ExecRequest(shell=script.command, timeout_s=limit))
     if result.timed_out:
-        raise GraderCouldNotRun(f"the verifier ran past {script.timeout_seconds:g} s", retryable=False)
+        raise GraderCouldNotRun(f"the verifier ran past {limit:g} s", retryable=False)
     return Outcome(await _reward(sandbox, result.exit_code), notes)
 
 

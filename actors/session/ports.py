@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from odradek.streams.events.meta import Meta, RecordRef
+from odradek.streams.events.meta import BlobRef, Meta, RecordRef
 from odradek.streams.events.sessions import SessionEvent, WeightSpan, WorkspaceDelta
+from odradek.streams.events.tasks import TaskPublished
+from odradek.streams.ownership import SessionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,20 @@ class WorkspaceStart:
     setup: list[str] = field(default_factory=list)
     subject: str = ""
     """Whose files these are: large contents of later changes are stored under this subject."""
+    files_ref: BlobRef | None = None
+    """A tar of the files in the object store, in place of `files`."""
     production: bool = False
     """A person waits: never queued behind rollouts."""
 
 
 class SessionLog(Protocol):
     async def append(self, session_id: str, events: Sequence[Outgoing]) -> list[RecordRef]:
+def start_of(task: TaskPublished) -> WorkspaceStart:
+    """What a published task's workspace is before the first call: the same for the agent and for its grader."""
+    files = {path: text.encode() for path, text in task.files.items()}
+    return WorkspaceStart(task.image, files, list(task.setup), task.files_ref)
+
+
         """Append in order to the session's partition; returns when all are acknowledged."""
         ...
 

@@ -22,13 +22,11 @@ from pathlib import Path
 
 from odradek.actors.tasks.config import Recipe, TaskToml, read_bytes, read_toml, toml_value
 from odradek.actors.tasks.errors import BrokenTasks, TaskError, TaskFileError
+from odradek.actors.tasks.refusal import MAX_TREE_BYTES
 from odradek.actors.tasks.spec import DEFAULT_IMAGE, TaskSpec, hidden_tests_json, parse_hidden_tests
 from odradek.streams.events.tasks import HiddenTests
 
 TASK_FILE = "task.toml"
-
-MAX_TREE_BYTES = 200 * 1024 * 1024
-"""Bytes of one tree of a task. A larger one is a mistake (a checkout with its build outputs) more often than a task."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 import re
 
-from odradek.streams.events.tasks import Budget, HiddenTests, TaskPublished
+from odradek.actors.tasks.paths import paths_fault, quoted
+from odradek.sandbox_images.recipe import shipped
+from odradek.streams.events.tasks import Budget, HiddenScript, HiddenTests, TaskPublished
+from odradek.streams.privacy.names import SHARED
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+/-]{0,255}")
 """Task ids are shown in terminals, file names of reports and URLs."""
@@ -30,15 +33,23 @@ MAX_NAME = 256
 MAX_LABEL_CHARACTERS = 16 * 1024
 """Characters of all labels, which `group.opened` repeats. More belongs into the task's own files."""
 
-MAX_PATH_BYTES = 4095
-MAX_PATH_PART_BYTES = 255
-"""What Linux takes as a path and as one name in it. Longer ones fail in every sandbox of every attempt."""
+MAX_COMMAND_BYTES = 128 * 1024 - 1
+"""Bytes of one command: what Linux takes as one argument of a process."""
+
+MAX_SETUP_BYTES = 512 * 1024
+"""Bytes of all set-up commands, which each session's first event repeats."""
+
+MAX_TREE_BYTES = 200 * 1024 * 1024
+"""Bytes of one tree of a task. A larger one is a mistake (a checkout with its build outputs) more often than a task."""
+
+MAX_GRADING_SECONDS = 150.0
+"""Seconds that a task's own verifier gets at most, whatever the task says: the rest of a grading's deadline is for
+making the sandbox. Too low: honest test suites never give a reward. Too high: a stuck one holds up the others."""
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 MAX_DEPTH = 64
 """Nesting of a hidden case's values. Some hundreds can be read and not written again, which stops every reader."""
-
-SHOWN = 80
-"""Characters of a foreign value that a reason quotes. More makes the reason as large as the task."""
 
 
 def refusal(task: TaskPublished, max_attempts: int = MAX_ATTEMPTS) -> str | None:
@@ -57,9 +68,9 @@ def refusal(task: TaskPublished, max_attempts: int = MAX_ATTEMPTS) -> str | None
         return f"temperature: {task.temperature:g}, expected 0 or more"
     if task.policy_version is not None and not 0 <= task.policy_version <= MAX_TOKENS:
         return f"policy_version: {_number(task.policy_version)}, expected 0 or more"
-    if task.files_ref is not None:
-        return "files_ref: workspaces by reference are not read yet; publish the files inline"
-    return _names(task) or _budget(task.budget) or _workspace(task.files) or _grader(task)
+    return (
+        _names(task) or _budget(task.budget) or _image(task.image) or _setup(task.setup) or _tree(task) or _grader(task)
+    )
 
 
 def _within(value: float, most: float) -> bool:
@@ -100,57 +111,82 @@ def _number(value: float) -> str:
     return f"{value:g}"
 
 
-def _quoted(value: str) -> str:
-    """A foreign value in a reason: its beginning."""
-    return repr(value if len(value) <= SHOWN else f"{value[:SHOWN]}…")
+def _image(image: str) -> str | None:
+    if image in shipped() or DIGEST.fullmatch(image):
+        return None
+    return f"image: {quoted(image)} is neither a shipped image ({', '.join(sorted(shipped()))}) nor an image's digest"
 
 
-def _workspace(files: dict[str, str]) -> str | None:
-    """Paths stay inside, and name no two things at once."""
-    for path in files:
-        parts = path.split("/")
-        if not path or "\0" in path or any(part in ("", ".", "..") for part in parts):
-            return f"files: {_quoted(path)} is no relative path of a file"
-        if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_PATH_PART_BYTES for part in parts):
-            return (
-                f"files: {_quoted(path)} is longer than a path can be: at most {MAX_PATH_BYTES} bytes, and "
-                f"{MAX_PATH_PART_BYTES} a name"
-            )
-        if ".git" in parts:
-            return f"files: {_quoted(path)} is part of a repository's history, where later commits may hold the fix"
-        above = next((parent for at in range(1, len(parts)) if (parent := "/".join(parts[:at])) in files), None)
-        if above is not None:
-            return f"files: {_quoted(above)} is a file and, in {_quoted(path)}, a folder"
-    return None
+def _setup(commands: list[str]) -> str | None:
+    for at, command in enumerate(commands):
+        if fault := _command(command):
+            return f"setup: command {at} {fault}"
+    size = sum(len(command.encode()) for command in commands)
+    return f"setup: {size} bytes together, expected at most {MAX_SETUP_BYTES}" if size > MAX_SETUP_BYTES else None
+
+
+def _command(command: str) -> str | None:
+    if not command.strip():
+        return "is empty"
+    if "\0" in command:
+        return "has a null character"
+    size = len(command.encode())
+    return f"has {size} bytes, and a command can have {MAX_COMMAND_BYTES}" if size > MAX_COMMAND_BYTES else None
+
+
+def _tree(task: TaskPublished) -> str | None:
+    """The workspace: inline, or a tar that is nobody's, so that no task can name another person's object."""
+    ref = task.files_ref
+    if ref is not None:
+        if task.files:
+            return "files, files_ref: a workspace has one of the two"
+        if not DIGEST.fullmatch(ref.sha256) or ref.subject or ref.key != f"blobs/{SHARED}/{ref.sha256}":
+            return f"files_ref: {quoted(ref.key)} is not blobs/{SHARED}/SHA256 of a tar"
+        if not 0 < ref.size <= MAX_TREE_BYTES:
+            return f"files_ref: {_number(ref.size)} bytes, expected 1 to {MAX_TREE_BYTES}"
+    fault = paths_fault(task.files)
+    return f"files: {fault}" if fault else None
 
 
 def _grader(task: TaskPublished) -> str | None:
     if (task.tests is None) == (task.script is None):
         return "tests, script: exactly one of the two grades a task"
     if task.script is not None:
-        if not _within(task.script.timeout_seconds, MAX_SECONDS):
-            return (
-                f"script.timeout_seconds: {task.script.timeout_seconds:g}, expected more than 0 and at most "
-                f"{MAX_SECONDS:g}"
-            )
-        escaping = [path for path in task.script.files if any(part in ("", ".", "..") for part in path.split("/"))]
-        return f"script.files: {_quoted(escaping[0])} is no relative path of a file" if escaping else None
+        return _script(task.script)
     assert task.tests is not None
     return hidden_tests_fault(task.tests)
 
 
+def _script(script: HiddenScript) -> str | None:
+    if not _within(script.timeout_seconds, MAX_SECONDS):
+        return f"script.timeout_seconds: {script.timeout_seconds:g}, expected more than 0 and at most {MAX_SECONDS:g}"
+    if fault := _command(script.command):
+        return f"script.command: {fault}"
+    if script.command == HiddenScript(files={}).command and "test.sh" not in script.files:
+        return "script.files: has no test.sh, which script.command runs"
+    fault = paths_fault(script.files)
+    return f"script.files: {fault}" if fault else None
+
+
 def hidden_tests_fault(tests: HiddenTests) -> str | None:
     """What is wrong with hidden cases: each id once, each listed id a case, at least one that must fail at first."""
+    if not all(part.isidentifier() for part in tests.module.split(".")):
+        return f"module {quoted(tests.module)} is no name that Python imports"
+    if not tests.function.isidentifier():
+        return f"function {quoted(tests.function)} is no name of a function"
     ids = [case.id for case in tests.cases]
     listed = [*tests.fail_to_pass, *tests.pass_to_pass]
     if repeated := sorted({one for one in ids if ids.count(one) > 1}):
-        return f"case id {_quoted(repeated[0])} is given twice"
+        return f"case id {quoted(repeated[0])} is given twice"
     if twice := sorted({one for one in listed if listed.count(one) > 1}):
-        return f"case id {_quoted(twice[0])} is listed twice in FAIL_TO_PASS and PASS_TO_PASS"
+        return f"case id {quoted(twice[0])} is listed twice in FAIL_TO_PASS and PASS_TO_PASS"
     if unknown := sorted(set(listed) - set(ids)):
-        return f"FAIL_TO_PASS or PASS_TO_PASS lists {_quoted(unknown[0])}, which is no case"
+        return f"FAIL_TO_PASS or PASS_TO_PASS lists {quoted(unknown[0])}, which is no case"
     if deep := next((case.id for case in tests.cases if _deeper([case.args, case.want], MAX_DEPTH)), None):
-        return f"case id {_quoted(deep)} nests its values deeper than {MAX_DEPTH}"
+        return f"case id {quoted(deep)} nests its values deeper than {MAX_DEPTH}"
+    for case in tests.cases:
+        if (odd := _not_json([case.args, case.want])) is not None:
+            return f"case id {quoted(case.id)} holds {odd}, which no JSON value is"
     if not tests.fail_to_pass:
         return "FAIL_TO_PASS is empty, so the untouched workspace would already be solved"
     return None
@@ -162,6 +198,21 @@ def _deeper(value: object, levels: int) -> bool:
     for _ in range(levels + 1):
         layer = [inner for outer in layer for inner in _inside(outer)]
     return bool(layer)
+
+
+def _not_json(value: object) -> str | None:
+    """What in a value is not plain JSON, in a few words: it could neither reach the function nor be compared."""
+    if isinstance(value, dict):
+        if not all(type(key) is str for key in value):
+            return "an object with keys that are not text"
+        value = list(value.values())
+    if isinstance(value, list):
+        return next((odd for inner in value if (odd := _not_json(inner)) is not None), None)
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value}"
+    if isinstance(value, int):
+        return None if value.bit_length() < 64 else f"an integer of {value.bit_length()} bits (63 fit)"
+    return None if value is None or isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _inside(value: object) -> list[object]:

@@ -16,7 +16,7 @@ import msgspec
 from odradek.actors.tasks.directory import load_tasks
 from odradek.actors.tasks.errors import BrokenTasks, TaskFileError, TaskNotPublishable
 from odradek.actors.tasks.file import load_task_file
-from odradek.actors.tasks.refusal import refusal
+from odradek.actors.tasks.refusal import MAX_GRADING_SECONDS, refusal
 from odradek.streams.events.tasks import TaskPublished
 
 MAX_EVENT_BYTES = 7 * 1024 * 1024
@@ -39,35 +39,54 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULTS = Options()
 
 
-def load_sources(paths: Sequence[Path], options: Options = DEFAULTS) -> tuple[list[TaskPublished], list[str]]:
-    """The tasks in order, and notes for the person (what was read and left unused). Raises `TaskError`."""
+class Sources(msgspec.Struct, frozen=True):
+    """What was named."""
+
+    tasks: list[TaskPublished]
+    notes: list[str]
+    """For the person: what was read and left unused, or is not given as asked."""
+    trees: list[bytes]
+    """Workspaces that an event can't carry: to be put into the object store before the tasks are published."""
+
+
+def load_sources(paths: Sequence[Path], options: Options = DEFAULTS) -> Sources:
+    """The tasks in order. Raises `TaskError`."""
     tasks: list[TaskPublished] = []
     notes: list[str] = []
+    trees: list[bytes] = []
     faults: list[TaskFileError] = []
     total = 0
     for path in paths:
         try:
-            found, said = _load(path)
+            found, said, large = _load(path)
         except BrokenTasks as broken:
             faults, total = [*faults, *broken.faults], total + broken.total
         except TaskFileError as fault:
             faults, total = [*faults, fault], total + 1
         else:
-            tasks, notes, total = [*tasks, *found], [*notes, *said], total + len(found)
+            tasks, notes, trees, total = [*tasks, *found], [*notes, *said], [*trees, *large], total + len(found)
     if len(faults) == 1 and total == 1:
         raise faults[0]
     if faults:
         raise BrokenTasks(faults, total)
     tasks = [_with(task, options, alone=len(tasks) == 1) for task in tasks]
     _check(tasks)
-    return tasks, notes
+    return Sources(tasks, [*notes, *(note for task in tasks for note in _cut(task))], trees)
 
 
-def _load(path: Path) -> tuple[list[TaskPublished], list[str]]:
-    if path.is_dir():
-        specs = load_tasks(path)
-        return [spec.published() for spec in specs], [note for spec in specs for note in spec.notes]
-    return [load_task_file(path)], []
+def _load(path: Path) -> tuple[list[TaskPublished], list[str], list[bytes]]:
+    if not path.is_dir():
+        return [load_task_file(path)], [], []
+    specs = load_tasks(path)
+    notes = [note for spec in specs for note in spec.notes]
+    return [spec.published() for spec in specs], notes, [spec.tar() for spec in specs if not spec.inline]
+
+
+def _cut(task: TaskPublished) -> list[str]:
+    if task.script is None or task.script.timeout_seconds <= MAX_GRADING_SECONDS:
+        return []
+    wanted, given = task.script.timeout_seconds, MAX_GRADING_SECONDS
+    return [f"{task.task_id}: its verifier may take {wanted:g} s; it gets {given:g}, and is ungraded past them"]
 
 
 def _with(task: TaskPublished, options: Options, *, alone: bool) -> TaskPublished:

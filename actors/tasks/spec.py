@@ -6,19 +6,24 @@ separate fields, and packing puts only the former where a workspace is made from
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from typing import Literal
 
 import msgspec
 
+from odradek.actors.environment.archive import pack
 from odradek.actors.tasks.errors import TaskNotPublishable
-from odradek.actors.tasks.refusal import hidden_tests_fault
+from odradek.actors.tasks.refusal import MAX_COMMAND_BYTES, hidden_tests_fault
+from odradek.sandbox_images.tree import FileSpec
+from odradek.streams.events.meta import BlobRef
 from odradek.streams.events.tasks import Budget, HiddenCase, HiddenScript, HiddenTests, TaskPublished
+from odradek.streams.privacy.names import SHARED
 
 MAX_INLINE_BYTES = 4 * 1024 * 1024
 """Bytes of workspace and hidden files that one event may carry. Higher nears the log's limit for a record (8 MiB) once
-they are escaped as text; lower refuses tasks that the log can hold. Events of tasks are rare, so their size costs
-little, and a publisher needs no object store."""
+they are escaped as text; lower needs an object store for tasks that the log can hold. Events of tasks are rare, so
+their size costs little. A larger workspace travels as a tar in the object store."""
 
 DEFAULT_IMAGE = "demo"
 
@@ -59,26 +64,43 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The grader's file; empty if the task is graded by a script."""
         return hidden_tests_json(self.tests) if self.tests else b""
 
+    @property
+    def inline(self) -> bool:
+        """Whether the event carries the workspace: text, and small enough."""
+        return self._size(self.files) + self._size(self.test_files) <= MAX_INLINE_BYTES and all(
+            map(_is_text, self.files.values())
+        )
+
+    def tar(self) -> bytes:
+        """The workspace as the object that an event refers to where it can't carry it."""
+        modes = {path: 0o755 if path in self.executable else 0o644 for path in self.files}
+        return pack({path: FileSpec(data, modes[path]) for path, data in self.files.items()})
+
+    @staticmethod
+    def _size(files: dict[str, bytes]) -> int:
+        return sum(map(len, files.values()))
+
     def published(self) -> TaskPublished:
-        """The event. Raises `TaskNotPublishable` for a workspace that is not text or too large.
+        """The event. What it refers to (`tar`, where the workspace is not `inline`) is stored before it is written.
+        Raises `TaskNotPublishable` for hidden files that are too large.
 
         Executable bits travel as a set-up command, since the workspace in an event is paths and text.
         """
-        files = self._text_files()
-        size = sum(map(len, (*self.files.values(), *self.test_files.values())))
-        if size > MAX_INLINE_BYTES:
+        if (size := self._size(self.test_files)) > MAX_INLINE_BYTES:
             raise TaskNotPublishable(
-                f"task {self.name}: workspace and tests hold {size} bytes, and an event carries at most "
-                f"{MAX_INLINE_BYTES}; put large parts into the image"
+                f"task {self.name}: tests hold {size} bytes, and an event carries at most {MAX_INLINE_BYTES}; put "
+                f"large parts into the image"
             )
+        inline = self.inline
         return TaskPublished(
             task_id=self.name,
             instruction=self.instruction,
-            files=files,
+            files={path: data.decode() for path, data in self.files.items()} if inline else {},
+            files_ref=None if inline else shared_ref(self.tar()),
             tests=self.tests,
             script=self._script(),
             image=self.image,
-            setup=[*self._make_executable(), *self.setup],
+            setup=[*(self._make_executable() if inline else ()), *self.setup],
             purpose=self.limits.purpose,
             attempts=self.limits.attempts,
             priority=self.limits.priority,
@@ -87,22 +109,15 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
             labels=self.labels,
         )
 
-    def _text_files(self) -> dict[str, str]:
-        texts: dict[str, str] = {}
-        for path, data in self.files.items():
-            try:
-                texts[path] = data.decode("utf-8")
-            except UnicodeDecodeError:
-                raise TaskNotPublishable(
-                    f"task {self.name}: environment/workspace/{path} is not UTF-8 text, which is all that a published "
-                    f"workspace holds; put binary files into the image"
-                ) from None
-        return texts
-
     def _make_executable(self) -> list[str]:
-        if not self.executable:
-            return []
-        return ["chmod 755 -- " + " ".join(shlex.quote(path) for path in sorted(self.executable))]
+        """In as many commands as their length asks for."""
+        commands: list[str] = []
+        for path in sorted(self.executable):
+            part = f" {shlex.quote(path)}"
+            if not commands or len(f"{commands[-1]}{part}".encode()) > MAX_COMMAND_BYTES:
+                commands.append("chmod 755 --")
+            commands[-1] += part
+        return commands
 
     def _script(self) -> HiddenScript | None:
         """The verifier of a task without hidden cases: everything under tests/, and its test.sh."""
@@ -110,6 +125,20 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
             return None
         command = f"{SHELL} /tests/test.sh"
         return HiddenScript(files=self.test_files, command=command, timeout_seconds=self.limits.grading_seconds)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def shared_ref(data: bytes) -> BlobRef:
+    """Where an object that is nobody's lies, as `BlobStore.put` will store it."""
+    digest = hashlib.sha256(data).hexdigest()
+    return BlobRef(key=f"blobs/{SHARED}/{digest}", sha256=digest, size=len(data))
 
 
 class _HiddenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_ENVIRONMENT, Context, command_options
-from odradek.infra.cli.log import Say, opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run, store_trees
 from odradek.infra.errors import InfraError, UsageError
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ async def _evaluate(
     asked: dict[str, Any],
     tell: Say,
 ) -> tuple[int, dict[str, SetResult]]:
+    from odradek.actors.tasks.sources import load_sources
     from odradek.infra.cli.eval_plan import EvalPlan
     from odradek.infra.observe.follow import RunFollower
     from odradek.streams import topics
@@ -115,6 +116,7 @@ async def _evaluate(
     for task in due:
         event = Event.of(
             task,
+    await store_trees(context, load_sources(asked["tasks"]).trees if asked["tasks"] else [])
             id=event_id("task", task.idempotency_key),
             source="odradek-eval",
             meta=Meta(origin="eval", idempotency_key=task.idempotency_key, time_ms=int(time.time() * 1000)),
@@ -171,6 +173,6 @@ def tasks_of(
                 published(made, attempts=1, purpose="eval", policy_version=version, temperature=temperature),
             )
     options = Options(attempts=1, purpose="eval", policy_version=version)
-    for task in load_sources(tasks, options)[0] if tasks else ():
+    for task in load_sources(tasks, options).tasks if tasks else ():
         task_id = f"{task.task_id}@v{version}t{temperature:g}"
         yield "own tasks", msgspec.structs.replace(task, task_id=task_id, temperature=temperature)

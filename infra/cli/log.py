@@ -7,7 +7,7 @@ log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,6 +52,19 @@ async def opened_log(context: Context, *, create: bool = False) -> AsyncIterator
         await ensure_topics(config)
     async with EventLog(config, keys=key_ring(key_store(context.config))) as event_log:
         yield event_log
+
+
+async def store_trees(context: Context, trees: Sequence[bytes]) -> None:
+    """Put workspaces that tasks refer to into the object store; without any, no store is needed."""
+    if not trees:
+        return
+    from odradek.actors.runtime.store import blobs_of
+    from odradek.infra.cluster.deployment import deployment_of
+    from odradek.infra.config.services import endpoints
+
+    blobs = blobs_of(deployment_of(context.config, endpoints(context.config, ray=False)))
+    for tree in trees:
+        await blobs.put(tree)
 
 
 def run(context: Context, what: str, work: Callable[[Say], Coroutine[Any, Any, T]]) -> T:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
-from odradek.infra.cli.log import Say, opened_log, run
+from odradek.infra.cli.log import Say, opened_log, run, store_trees
 
 SOURCE = "odradek-cli"
 """`ce_source` of what this command writes."""
@@ -47,7 +47,8 @@ def publish(context: Context, sources: tuple[Path, ...], **options: Any) -> None
     """Publish SOURCES as tasks: a task directory (Harbor layout), a directory of task directories, or a .json/.toml
     file with the body of a task.published event.
 
-    Needs only the broker; actors may run or not. All or none: a broken source refuses the whole command, in one line,
+    Needs only the broker (and the object store, for a workspace that is not text or above 4 MiB); actors may run or
+    not. All or none: a broken source refuses the whole command, in one line,
     before anything is published. A task is taken once for each idempotency key, and the key is the task's id unless
     given: publishing it again does nothing new. A cancelled task id stays cancelled.
 
@@ -64,8 +65,9 @@ def publish(context: Context, sources: tuple[Path, ...], **options: Any) -> None
     """
     from odradek.actors.tasks.sources import Options, load_sources
 
-    tasks, notes = load_sources(sources, Options(**options))
-    for note in notes:
+    loaded = load_sources(sources, Options(**options))
+    tasks = loaded.tasks
+    for note in loaded.notes:
         context.say(f"note: {note}")
 
     async def work(_tell: Say) -> list[Published]:
@@ -73,6 +75,7 @@ def publish(context: Context, sources: tuple[Path, ...], **options: Any) -> None
         from odradek.streams.envelope import Event, event_id
 
         done: list[Published] = []
+        await store_trees(context, loaded.trees)
         async with opened_log(context, create=True) as event_log:
             for task in tasks:
                 key = task.idempotency_key or task.task_id

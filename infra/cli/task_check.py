@@ -23,7 +23,7 @@ from odradek.actors.environment.start import SandboxFactory
 from odradek.actors.reward.efficiency import Conduct
 from odradek.actors.reward.errors import GraderCouldNotRun
 from odradek.actors.reward.grader import grade
-from odradek.actors.session.ports import WorkspaceStart
+from odradek.actors.session.ports import start_of
 from odradek.actors.tasks.errors import TaskNotPublishable
 from odradek.actors.tasks.refusal import refusal
 from odradek.actors.tasks.spec import SHELL, TaskSpec
@@ -77,11 +77,14 @@ async def check_tasks(specs: Sequence[TaskSpec], runs: int, root: Path, tell: Ca
     driver = NsDriver(state, images)
     await driver.start()
     try:
-        factory = SandboxFactory(driver, images, BlobStore(MemoryStore()))
+        blobs = BlobStore(MemoryStore())
+        factory = SandboxFactory(driver, images, blobs)
         results = []
         for number, spec in enumerate(specs, 1):
             tell(f"{spec.name}, {number} of {len(specs)}")
             await asyncio.to_thread(factory.image_digest, spec.image)
+            if not spec.inline:
+                await blobs.put(spec.tar())
             results.append(await check_task(spec, runs, factory))
         return results
     finally:
@@ -158,8 +161,7 @@ async def _solution(spec: TaskSpec, task: TaskPublished, factory: SandboxFactory
     if SOLVE not in spec.solution:
         changes = [FileChange(path=path, kind="file", content=data) for path, data in spec.solution.items()]
         return WorkspaceDelta(changes=changes)
-    start = WorkspaceStart(task.image, {path: text.encode() for path, text in task.files.items()}, list(task.setup))
-    sandbox = await factory.open(start, [], label="task-check")
+    sandbox = await factory.open(start_of(task), [], label="task-check")
     try:
         await sandbox.upload({f".solution/{path}": data for path, data in spec.solution.items()})
         place = f"rm -rf /solution && mv .solution /solution && {SHELL} /solution/{SOLVE}"

@@ -8,19 +8,19 @@ image + files + set-up is the whole start, whichever form it has.
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
-import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from odradek.actors.environment.archive import pack
 from odradek.actors.session.ports import WorkspaceStart
 from odradek.infra.serve.errors import FolderRefused, ThroughLink
 from odradek.infra.serve.folder import Folder, Kind, digest_of
 from odradek.infra.serve.select import Selection
+from odradek.sandbox_images.tree import FileSpec
 
 MAX_BYTES = 200_000_000
 """Bytes of content that are copied at most: what a request is sent with and a sandbox is filled from."""
@@ -137,16 +137,11 @@ def _batched(head: str, parts: list[str], joint: str) -> Iterator[str]:
 
 
 def as_tar(tree: Tree) -> bytes:
-    """The tree as one tar with the same bytes for the same tree: sorted, no times, no owners."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path, node in sorted(tree.items()):
-            info = tarfile.TarInfo(path)
-            info.mode = node.mode or 0o777
-            if node.kind == "symlink":
-                info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(node.content)
-                archive.addfile(info)
-            else:
-                info.size = len(node.content)
-                archive.addfile(info, io.BytesIO(node.content))
-    return out.getvalue()
+    """The tree as one tar with the same bytes for the same tree."""
+    files = {}
+    for path, node in tree.items():
+        if node.kind == "symlink":
+            files[path] = FileSpec(target=os.fsdecode(node.content))
+        else:
+            files[path] = FileSpec(node.content, node.mode)
+    return pack(files)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from support.cli import Cli
 
 from odradek.actors.controller.core import Controller
+from odradek.actors.environment.archive import unpack
 from odradek.actors.tasks.directory import load_task_dir, write_task_dir
 from odradek.infra.demo.family.sets import make_task
 from odradek.infra.demo.publish import as_spec
+from odradek.streams.blobs import BlobStore, S3Config, S3Store
 from odradek.streams.config import KafkaConfig
 from odradek.streams.envelope import Record
 from odradek.streams.events.groups import LaneConfigured
@@ -104,3 +107,27 @@ def test_a_cancelled_task_is_never_opened(cli: Cli, config: KafkaConfig, tmp_pat
     bodies = [record.event.body for record in tasks_on(config)]
     assert bodies[1] == TaskCancelled(task_id="train-11-0", reason="changed my mind")
     assert queued(tasks_on(config)) == 0
+
+
+def test_a_workspace_that_an_event_cannot_carry_is_stored_before_the_task_is_published(
+    cli: Cli, config: KafkaConfig, tmp_path: Path, s3_config: dict[str, str]
+) -> None:
+    """A binary file: the event names the tar, which is in the object store with the digest it names."""
+    (task,) = directory(tmp_path).iterdir()
+    (task / "environment" / "workspace" / "logo.bin").write_bytes(b"\xff\x00\x01")
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({name: s3_config[name] for name in ("access_key", "secret_key")}))
+    where = {"endpoint": s3_config["endpoint"], "bucket": s3_config["bucket"], "credentials_file": str(keys)}
+    store = [part for name, value in where.items() for part in ("--set", f"s3.{name}={value}")]
+    assert cli("task", "publish", task, *store).code == 0
+    (record,) = tasks_on(config)
+    ref = record.event.body.files_ref
+    assert record.event.body.files == {} and ref is not None
+
+    async def stored() -> bytes:
+        return await BlobStore(S3Store(S3Config(**s3_config))).get(ref)
+
+    tree = unpack(asyncio.run(stored()))
+    assert tree["logo.bin"].content == b"\xff\x00\x01"
+    assert {path: file.content for path, file in tree.items()} == load_task_dir(task).files
+    assert queued([record]) == 1

@@ -9,19 +9,23 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from odradek.actors.environment.archive import pack
 from odradek.actors.environment.errors import SandboxSpecError
 from odradek.actors.environment.logged import INLINE_BYTES, to_logged
 from odradek.actors.environment.ns import NsDriver
 from odradek.actors.environment.protocol import ExecRequest, Sandbox
 from odradek.actors.environment.start import SandboxFactory
-from odradek.actors.reward import grader
+from odradek.actors.reward import grader, hidden_tests
 from odradek.actors.reward.efficiency import Conduct
 from odradek.actors.reward.errors import GraderCouldNotRun
 from odradek.actors.reward.grader import Grade, grade
-from odradek.actors.session.ports import WorkspaceStart
+from odradek.actors.session.ports import WorkspaceStart, start_of
+from odradek.actors.tasks.refusal import refusal
 from odradek.sandbox_images.store import ImageStore
+from odradek.sandbox_images.tree import FileSpec
 from odradek.streams.blobs import BlobStore, MemoryStore
 from odradek.streams.events.sessions import (
     FileChange,
@@ -131,6 +135,60 @@ async def test_an_endless_loop_fails_and_is_graded(factory: SandboxFactory, monk
     result = await grade(TASK, session(wrote("shop.py", loop)), factory)
     assert ids(result) == ([], ALL)
     assert result.notes == ["timed out"]
+
+
+def many(count: int, size: int) -> HiddenTests:
+    """Cases whose arguments and answers are `size` characters each."""
+    cases = [HiddenCase(id=f"case {n}", args=["é" * size], want="é" * size + "!") for n in range(count)]
+    return HiddenTests(module="shop", function="total", cases=cases, fail_to_pass=[case.id for case in cases])
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 60_000), (400, 1_000), (3, 900_000)])
+async def test_hidden_cases_of_any_size_that_an_event_holds_are_graded(
+    factory: SandboxFactory, count: int, size: int
+) -> None:
+    """More than one argument of a process takes, and answers beyond what is read back of other output."""
+    tests = many(count, size)
+    task = msgspec.structs.replace(TASK, tests=tests)
+    assert refusal(task) is None and len(hidden_tests.plan_of(tests, "")) > 128 * 1024
+    right = "def total(text):\n    print('x' * 1000)\n    return text + '!'\n"
+    result = await grade(task, session(wrote("shop.py", right)), factory)
+    assert ids(result) == ([case.id for case in tests.cases], []) and result.components["solved"] == 1.0
+    wrong = await grade(task, session(wrote("shop.py", right.replace("!", "?"))), factory)
+    assert ids(wrong) == ([], [case.id for case in tests.cases])
+
+
+async def test_the_code_under_test_finds_no_plan(factory: SandboxFactory) -> None:
+    spy = (
+        "import os, sys\ndef total(xs):\n"
+        "    return sum(xs) if not [n for n in os.listdir('.') if 'grading' in n] else -1\n"
+    )
+    result = await grade(TASK, session(wrote("shop.py", spy)), factory)
+    assert ids(result) == (ALL, [])
+
+
+async def test_a_workspace_by_reference_is_made_for_agent_and_grader_and_checked(
+    factory: SandboxFactory, store: MemoryStore
+) -> None:
+    tar = pack({"shop.py": FileSpec(BUGGY.encode()), "data.bin": FileSpec(b"\xff\0"), "go": FileSpec(b"#!", 0o755)})
+    ref = await BlobStore(store).put(tar)
+    task = msgspec.structs.replace(TASK, files={}, files_ref=ref)
+    assert refusal(task) is None
+    sandbox = await factory.open(start_of(task), [], label="agent")
+    try:
+        assert await sandbox.read("data.bin") == b"\xff\0"
+        assert (await sandbox.exec(ExecRequest(shell="test -x go && ! test -x shop.py"))).exit_code == 0
+    finally:
+        await sandbox.destroy()
+    result = await grade(task, session(wrote("shop.py", RIGHT)), factory)
+    assert ids(result) == (ALL, [])
+    gone = msgspec.structs.replace(ref, sha256="0" * 64, key=f"blobs/shared/{'0' * 64}")
+    await store.put(f"blobs/shared/{'1' * 64}", tar)
+    other = msgspec.structs.replace(ref, sha256="1" * 64, key=f"blobs/shared/{'1' * 64}")
+    for bad in (gone, other):
+        with pytest.raises(GraderCouldNotRun, match="files_ref") as caught:
+            await grade(msgspec.structs.replace(task, files_ref=bad), session(), factory)
+        assert not caught.value.retryable, "another attempt would find the same object"
 
 
 # -- the workspace that is graded -----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_with_json_the_error_is_one_document(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_an_unreachable_broker_is_one_line_and_exit_code_3(cli: Cli, tmp_path: Path) -> None:
-    body = {"task_id": "a", "instruction": "b", "script": {"files": {}}}
+    body = {"task_id": "a", "instruction": "b", "script": {"files": {"test.sh": ""}}}
     (tmp_path / "task.json").write_text(json.dumps(body))
     unreachable = ("--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.connect_timeout_s=1")
     answer = cli("task", "publish", tmp_path / "task.json", *unreachable)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odradek.actors.reward.errors import GraderCouldNotRun
-from odradek.actors.reward.hidden_tests import STARTED, Verdict, command, equal, judge
+from odradek.actors.reward.hidden_tests import STARTED, Verdict, command, equal, judge, plan_of
 from odradek.streams.events.tasks import HiddenCase, HiddenTests
 
 MARK = "@5f2c9a "
@@ -49,7 +49,9 @@ def run(
     for path, text in {"shop.py": source, **(files or {})}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    argv = [sys.executable, *command(tests, MARK, str(folder))[1:]]
+    plan = folder / ".plan"
+    plan.write_bytes(plan_of(tests, MARK))
+    argv = [sys.executable, *command(str(plan), str(folder))[1:]]
     try:
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired as late:
@@ -142,7 +144,7 @@ def test_knowing_the_mark_does_not_help_without_the_values(tmp_path: Path) -> No
     )
     verdict = run(tmp_path, spy + SOLUTION)
     assert verdict.passed == [], "the first report of an id counts, and it was wrong"
-    plan = json.loads(command(total_tests(), MARK, "/w")[-2])
+    plan = json.loads(plan_of(total_tests(), MARK))
     assert sorted(plan) == ["cases", "function", "mark", "module", "started"]
     assert plan["cases"] == [[case.id, case.args] for case in total_tests().cases], "arguments and nothing else"
 

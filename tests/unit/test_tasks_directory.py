@@ -1,17 +1,25 @@
 """Harbor-style task directories: what is written is read back, and a broken one is refused with file and line."""
 
 import copy
+import hashlib
+import io
 import pickle
+import re
+import tarfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from odradek.actors.environment.archive import unpack
+from odradek.actors.environment.errors import SandboxSpecError
 from odradek.actors.tasks.directory import load_task_dir, load_tasks, write_task_dir
 from odradek.actors.tasks.errors import BrokenTasks, TaskError, TaskFileError, TaskNotPublishable
+from odradek.actors.tasks.refusal import refusal
 from odradek.actors.tasks.spec import MAX_INLINE_BYTES, Limits, TaskSpec
 from odradek.infra.demo.family.sets import TASK_SETS, TaskSet, make_task
 from odradek.infra.demo.publish import as_spec, for_its_purpose
+from odradek.streams.events.meta import BlobRef
 from odradek.streams.events.tasks import Budget, TaskPublished
 
 
@@ -72,13 +80,73 @@ def test_executable_bits_travel_as_a_set_up_command() -> None:
     assert event.files == {path: data.decode() for path, data in files.items()}
 
 
-def test_what_an_event_cannot_carry_is_refused_by_name_instead_of_published_without_it() -> None:
-    binary = msgspec.structs.replace(spec(), files={"a.bin": b"\xff"})
-    with pytest.raises(TaskNotPublishable, match=r"workspace/a\.bin is not UTF-8"):
-        binary.published()
-    large = msgspec.structs.replace(spec(), files={"a": b"x" * (MAX_INLINE_BYTES + 1)})
+@pytest.mark.parametrize(
+    "files", [{"a.bin": b"\xff", "run": b"1"}, {"run": b"x" * (MAX_INLINE_BYTES + 1)}], ids=["binary", "large"]
+)
+def test_a_workspace_that_an_event_cannot_carry_is_named_in_it_and_is_the_same_tree(files: dict[str, bytes]) -> None:
+    task = msgspec.structs.replace(spec(), files=files, executable=frozenset({"run"}))
+    event = task.published()
+    assert not task.inline and event.files == {} and event.setup == task.setup and refusal(event) is None
+    tar = task.tar()
+    assert event.files_ref == BlobRef(
+        key=f"blobs/shared/{hashlib.sha256(tar).hexdigest()}", sha256=hashlib.sha256(tar).hexdigest(), size=len(tar)
+    )
+    tree = unpack(tar)
+    assert {path: file.content for path, file in tree.items()} == files
+    assert {path for path, file in tree.items() if file.mode == 0o755} == {"run"}
+
+
+def test_hidden_files_that_an_event_cannot_carry_are_refused_naming_the_limit() -> None:
+    large = msgspec.structs.replace(spec(), tests=None, test_files={"test.sh": b"x" * (MAX_INLINE_BYTES + 1)})
     with pytest.raises(TaskNotPublishable, match=str(MAX_INLINE_BYTES)):
         large.published()
+
+
+def test_many_executables_are_set_in_commands_that_a_process_takes() -> None:
+    names = frozenset(f"bin/{'n' * 200}{number}" for number in range(2000))
+    task = msgspec.structs.replace(spec(), files=dict.fromkeys(names, b""), executable=names)
+    event = task.published()
+    assert task.inline and refusal(event) is None and len(event.setup) > 1
+    assert sum(command.count("bin/") for command in event.setup) == len(names)
+
+
+def tar_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for info, data in members:
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def entry(path: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(path)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"no tar", "can't be read"),
+        (tar_of((entry("a"), b"x" * 2000))[:1200], "can't be read"),
+        (tar_of((entry("../a"), b"")), "'../a' is no relative path"),
+        (tar_of((entry("/etc/passwd"), b"")), "no relative path"),
+        (tar_of((entry("a", tarfile.SYMTYPE, "/etc"), b"")), "'a' is a link or a special file"),
+        (tar_of((entry("a", tarfile.LNKTYPE, "b"), b"")), "is a link or a special file"),
+        (tar_of((entry("a", tarfile.CHRTYPE), b"")), "is a link or a special file"),
+        (tar_of((entry(".git/HEAD"), b"")), "history"),
+        (tar_of((entry("a"), b""), (entry("a/b"), b"")), "a folder"),
+    ],
+)
+def test_a_strangers_tar_is_taken_only_as_plain_files_inside(data: bytes, fault: str) -> None:
+    with pytest.raises(SandboxSpecError, match=re.escape(fault)):
+        unpack(data)
+
+
+def test_folders_and_leading_dots_of_a_tar_are_no_fault() -> None:
+    data = tar_of((entry("./", tarfile.DIRTYPE), b""), (entry("./src/a.py"), b"1"), (entry("./b"), b"2"))
+    assert {path: file.content for path, file in unpack(data).items()} == {"src/a.py": b"1", "b": b"2"}
 
 
 def test_three_directories_with_the_second_broken_are_never_a_silent_two(tmp_path: Path) -> None:

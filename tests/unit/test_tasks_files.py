@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,10 @@ def deep_case(args: list[Any], want: Any) -> list[dict[str, Any]]:
     return [{"id": "add[1]", "args": args, "want": want}]
 
 
+SHA = "0" * 64
+SHARED_REF = {"key": f"blobs/shared/{SHA}", "sha256": SHA, "size": 1}
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -135,6 +140,24 @@ def deep_case(args: list[Any], want: Any) -> list[dict[str, Any]]:
         ({"files": {"d/" * 3000 + "f": ""}}, "longer than a path can be"),
         ({"tests": BODY["tests"] | {"cases": deep_case(nested(100), 1)}}, "nests its values deeper"),
         ({"tests": BODY["tests"] | {"cases": deep_case([], {"a": nested(99)})}}, "nests its values"),
+        ({"image": "no-such-image"}, "image: 'no-such-image' is neither a shipped image (demo) nor"),
+        ({"setup": ["true", "x" * 131_072]}, "setup: command 1 has 131072 bytes, and a command can have 131071"),
+        ({"setup": ["a\0b"]}, "setup: command 0 has a null character"),
+        ({"setup": [" "]}, "setup: command 0 is empty"),
+        ({"setup": ["x" * 131_000] * 5}, "setup: 655000 bytes together, expected at most 524288"),
+        ({"tests": BODY["tests"] | {"module": "my-module"}}, "module 'my-module' is no name that Python imports"),
+        ({"tests": BODY["tests"] | {"function": "a.b"}}, "function 'a.b' is no name"),
+        ({"tests": BODY["tests"] | {"cases": deep_case([2**64], 1)}}, "holds an integer of 65 bits"),
+        ({"tests": None, "script": {"files": {}}}, "script.files: has no test.sh"),
+        ({"tests": None, "script": {"files": {"a": "", "a/b": ""}, "command": "x"}}, "script.files: 'a' is a file"),
+        ({"tests": None, "script": {"files": {}, "command": "x" * 131_072}}, "script.command: has 131072 bytes"),
+        (
+            {"files": {}, "files_ref": {"key": "k", "sha256": SHA, "size": 1}},
+            "files_ref: 'k' is not blobs/shared/SHA256",
+        ),
+        ({"files": {}, "files_ref": SHARED_REF | {"subject": "ann"}}, "is not blobs/shared"),
+        ({"files": {}, "files_ref": SHARED_REF | {"size": 2**40}}, "files_ref: 1099511627776 bytes, expected 1 to"),
+        ({"files_ref": SHARED_REF, "files": {"a": ""}}, "files, files_ref: a workspace has one of the two"),
         ({"tests": None}, "exactly one of the two"),
         ({"script": {"files": {}}}, "exactly one of the two"),
         ({"tests": BODY["tests"] | {"fail_to_pass": []}}, "FAIL_TO_PASS is empty"),
@@ -144,6 +167,40 @@ def deep_case(args: list[Any], want: Any) -> list[dict[str, Any]]:
 def test_a_task_that_cannot_run_is_refused_by_the_field(change: dict[str, Any], fault: str) -> None:
     assert refusal(msgspec.convert(BODY, TaskPublished)) is None
     assert fault in (refusal(msgspec.convert(BODY | change, TaskPublished)) or "")
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (msgspec.msgpack.Ext(5, b"x"), "an Ext"),
+        (datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "a datetime"),
+        (b"bytes", "a bytes"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        ({1: 2}, "keys that are not text"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("place", ["args", "want"])
+def test_a_hidden_case_with_a_value_that_no_json_has_is_refused(value: Any, what: str, place: str) -> None:
+    """Foreign clients write msgpack, which holds more than the function can be given or its answer compared with."""
+    case = {"id": "add[1]", "args": [], "want": 1} | {place: [value]}
+    wire = msgspec.msgpack.encode(BODY | {"tests": BODY["tests"] | {"cases": [case]}})
+    fault = refusal(msgspec.msgpack.decode(wire, type=TaskPublished)) or ""
+    assert "case id 'add[1]' holds" in fault and what.removeprefix("an ").removeprefix("a ") in fault
+
+
+def test_a_workspace_by_reference_can_run() -> None:
+    body = {name: value for name, value in BODY.items() if name != "files"}
+    assert refusal(msgspec.convert(body | {"files_ref": SHARED_REF}, TaskPublished)) is None
+
+
+def test_a_verifier_that_asks_for_more_time_than_a_grader_has_is_published_with_a_note(tmp_path: Path) -> None:
+    script = {"files": {"test.sh": "ZWNobw=="}, "timeout_seconds": 900.0}
+    body = {name: value for name, value in BODY.items() if name != "tests"}
+    loaded = load_sources([saved(tmp_path, body | {"script": script})])
+    assert len(loaded.tasks) == 1
+    assert loaded.notes == [f"{BODY['task_id']}: its verifier may take 900 s; it gets 150, and is ungraded past them"]
 
 
 def test_the_reason_of_a_refusal_is_short_however_large_the_task() -> None:
@@ -170,10 +227,10 @@ def test_options_win_over_the_files_and_a_key_for_several_tasks_stays_apart(tmp_
     options = Options(
         attempts=3, deadline_seconds=5.0, priority=-2, policy_version=4, purpose="eval", idempotency_key="k"
     )
-    (alone,), _ = load_sources([first], options)
+    (alone,) = load_sources([first], options).tasks
     assert (alone.attempts, alone.deadline_seconds, alone.priority) == (3, 5.0, -2)
     assert (alone.policy_version, alone.purpose, alone.idempotency_key) == (4, "eval", "k")
-    both, _ = load_sources([first, second], options)
+    both = load_sources([first, second], options).tasks
     assert [task.idempotency_key for task in both] == ["k/add", "k/other"]
     with pytest.raises(TaskNotPublishable, match="'add' is given 2 times"):
         load_sources([first, first])
@@ -185,7 +242,7 @@ def test_one_broken_source_refuses_them_all(tmp_path: Path) -> None:
     for index in range(2):
         spec = as_spec(make_task("train", 3, index))
         write_task_dir(spec, tasks / spec.name)
-    good, _ = load_sources([tasks, saved(tmp_path, BODY)])
+    good = load_sources([tasks, saved(tmp_path, BODY)]).tasks
     assert len(good) == 3
     with pytest.raises(BrokenTasks, match="1 of 3"):
         load_sources([tasks, saved(tmp_path, "{", "broken.json")])
