@@ -54,8 +54,8 @@ class LoopThread:
         async def guarded() -> None:
             try:
                 await work
-            except asyncio.CancelledError:
-                raise
+            except (asyncio.CancelledError, GeneratorExit):
+                raise  # ended, or dropped together with its loop
             except BaseException as error:
                 if (fenced := _fenced(error)) is not None:
                     self.stood_down = f"stands down: {fenced}"

@@ -77,3 +77,4 @@ async def test_a_persons_files_are_in_their_sandbox_alone(
         assert holding(data, MARKER) == []
     finally:
         await actor.shut_down()
+        actor._loop.stop()
