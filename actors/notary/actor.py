@@ -33,29 +33,32 @@ class NotaryActor:
 
     async def _run(self) -> None:
         # Without a blob store: what is hashed is what lies on the log, claim checks and all.
-        event_log = EventLog(self._deployment.kafka)
-        await event_log.start()
-        while True:
-            try:
-                self._notary = notary_of(self._deployment, event_log)
-                await self._notary.run()
-            except ProducerFenced:
-                raise  # the loop stands down
-            except Terminal as error:
-                # The log is not what was anchored, or the key can't be used: building on is for a person to allow.
-                log.exception("the notary stops")
-                self._fault = f"{type(error).__name__}: {error}"
-                return
-            except Retryable as error:
-                log.warning("notary: %s; opening again", error)
-                await asyncio.sleep(REOPEN_PAUSE_S)
+        async with EventLog(self._deployment.kafka) as event_log:
+            while not self._fault:
+                await self._notarise(event_log)
+
+    async def _notarise(self, event_log: EventLog) -> None:
+        """One notary until it fails. Raises ProducerFenced: then the loop stands down."""
+        try:
+            self._notary = notary_of(self._deployment, event_log)
+            await self._notary.run()
+        except ProducerFenced:
+            raise
+        except Terminal as error:
+            # The log is not what was anchored, or the key can't be used: building on is for a person to allow.
+            log.exception("the notary stops")
+            self._fault = f"{type(error).__name__}: {error}"
+        except Retryable as error:
+            log.warning("notary: %s; opening again", error)
+            await asyncio.sleep(REOPEN_PAUSE_S)
 
     async def state(self) -> dict[str, Any]:
-        """Rounds on the log, records that this process anchored, offsets that wait, whether rounds are locked, and why
-        it stopped (empty: it did not)."""
+        """Rounds on the log, how many of them the vault does not have yet, records that this process anchored, offsets
+        that wait, whether rounds are locked, and why it stopped (empty: it did not)."""
         notary = self._notary
         return {
             "rounds": notary.round if notary is not None else -1,
+            "not_kept": notary.not_kept if notary is not None else 0,
             "anchored": notary.records if notary is not None else 0,
             "waiting_records": notary.waiting if notary is not None else 0,
             "locked": notary.locked if notary is not None else False,

@@ -93,6 +93,11 @@ class Notary:
         return sum(self._waiting().values())
 
     @property
+    def not_kept(self) -> int:
+        """Rounds on the log that the vault does not have yet."""
+        return len(self._unkept)
+
+    @property
     def locked(self) -> bool:
         """Whether rounds are kept under object lock."""
         return self._vault.locked
