@@ -146,21 +146,33 @@ class S3Store:
         self._client.close()
 
     async def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See `ObjectStore`. 412 means that the object exists; 409 that another put of it is under way: try again."""
+        """See `ObjectStore`. 412 means that the object exists; 409 that another put of it is under way: try again.
+
+        SeaweedFS keeps an empty object where a writer died between a put's headers and its first byte. Such a one is
+        nobody's, so it is replaced, on condition that it is still that one: of several at once one wins."""
         return await self._run(key, lambda: self._put_if_absent(key, data))
 
     def _put_if_absent(self, key: str, data: bytes, **options: Any) -> bool:
+        condition = {"IfNoneMatch": "*"}
         for _ in range(ATTEMPTS):
             try:
-                self._client.put_object(Bucket=self.config.bucket, Key=key, Body=data, IfNoneMatch="*", **options)
+                self._client.put_object(Bucket=self.config.bucket, Key=key, Body=data, **condition, **options)
                 return True
             except botocore.exceptions.ClientError as error:
                 status = _status(error)
                 if status == 412:
-                    return False
-                if status != 409:
+                    torn = self._torn(key) if data and "IfNoneMatch" in condition else ""
+                    if not torn:
+                        return False
+                    condition = {"IfMatch": torn}
+                elif status != 409:
                     raise
         raise StoreUnreachable(f"{key}: other writers kept interfering with a conditional put", key=key)
+
+    def _torn(self, key: str) -> str:
+        """The tag of an object without content; empty if it has some."""
+        head = self._client.head_object(Bucket=self.config.bucket, Key=key)
+        return str(head["ETag"]) if head["ContentLength"] == 0 else ""
 
     async def put(self, key: str, data: bytes) -> None:
         """See `ObjectStore`."""

@@ -184,6 +184,8 @@ class Checkpoints:
             body = await self._store.get(key)
         except BlobMissing:
             return None
+        if not body:
+            return None  # its writer died before the first byte; the next put replaces it
         manifest = decode(body, key)
         check_adoptable(manifest, version, expected)
         return Published(manifest, key, digest(body), False, None)

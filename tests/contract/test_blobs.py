@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +35,32 @@ class TestS3Store(ObjectStoreContract):
     @pytest.fixture
     def store(self, s3: S3Store) -> S3Store:
         return s3
+
+
+def die_before_the_first_byte(store: S3Store, key: str) -> None:
+    """A put whose writer ends after the headers, as a killed one does."""
+    url = store._client.generate_presigned_url("put_object", Params={"Bucket": store.config.bucket, "Key": key})
+    host, _, path = url.removeprefix("http://").partition("/")
+    with socket.create_connection((host.partition(":")[0], int(host.partition(":")[2]))) as writer:
+        writer.sendall(f"PUT /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\n".encode())
+        writer.shutdown(socket.SHUT_WR)
+        writer.recv(1000)
+
+
+@pytest.mark.contract
+async def test_what_a_killed_writer_left_does_not_stand_in_the_way(s3: S3Store, key: str) -> None:
+    """A trainer killed while it uploads must not leave a shard or a manifest that nobody can write again."""
+    die_before_the_first_byte(s3, key)
+    assert await s3.get(key) == b"", "the store keeps an empty object"
+    won = await asyncio.gather(*(s3.put_if_absent(key, b"%d" % number) for number in range(8)))
+    assert sum(won) == 1, "and of those who replace it one wins"
+    assert await s3.get(key) == b"%d" % won.index(True)
+    assert await s3.put_if_absent(key, b"later") is False
+
+    blob = await BlobStore(s3, prefix=f"{key}/").put(b"whole")
+    die_before_the_first_byte(s3, torn := f"{key}/again/blobs/shared/{blob.sha256}")
+    assert (await BlobStore(s3, prefix=f"{key}/again/").put(b"whole")).key == torn
+    assert await s3.get(torn) == b"whole"
 
 
 class TestClaimChecks:

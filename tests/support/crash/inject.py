@@ -41,6 +41,8 @@ RIVAL_S = 12.0
 """Seconds a rival has while the owner of its role stands still: past the transaction's time-out."""
 POINT_S = 20.0
 """Seconds an armed point is waited for; a role without work does not reach its own."""
+RECENT = 60
+"""Records before a partition's end among which one is delivered twice: its session may still be running."""
 PULSES, STOPPED_S, RUNNING_S = 20, 0.25, 0.05
 """A slow broker: stopped most of the time, as one whose disk is busy."""
 
@@ -184,7 +186,8 @@ class Injector:
                 self._skip(fault, "nothing is there yet")
                 return
             partition = sorted(ends)[int(fault.amount * len(ends))]
-            offset = int(fault.amount * ends[partition])
+            recent = min(RECENT, ends[partition])
+            offset = ends[partition] - 1 - int(fault.amount * recent)
             async for record in log.read(fault.how, partition, offset, offset + 1):
                 ref = await log.append_raw(
                     fault.how, record.key_bytes, record.value, record.headers, partition=partition

@@ -219,10 +219,10 @@ class Crash:
             )
 
     async def _goes_on(self, number: int, told: str) -> None:
-        """New session records and a new verdict; now and then a new step."""
+        """New session records and a new score; now and then a new step. Sessions that only fail are no progress."""
         try:
             fold = await self._refresh()
-            verdicts, steps = len(fold.gradings) + len(fold.ungraded_sessions), len(fold.steps)
+            scores, steps = len(fold.gradings), len(fold.steps)
             records = await self._session_records()
         except TimeoutError:
             await self._stalled(f"round {number} ({told}): the log can't be read")
@@ -231,13 +231,13 @@ class Crash:
         deadline = time.monotonic() + PROGRESS_S
         while True:
             fold, now = await self._refresh(), await self._session_records()
-            seen = len(fold.gradings) + len(fold.ungraded_sessions)
-            if now >= records + SESSION_RECORDS and seen > verdicts and len(fold.steps) >= wanted_steps:
+            seen = len(fold.gradings)
+            if now >= records + SESSION_RECORDS and seen > scores and len(fold.steps) >= wanted_steps:
                 return
             if time.monotonic() > deadline:
                 await self._stalled(
                     f"round {number} ({told}): within {PROGRESS_S:g} s {now - records} session records, "
-                    f"{seen - verdicts} verdicts, {len(fold.steps) - steps} steps"
+                    f"{seen - scores} scores, {len(fold.steps) - steps} steps"
                 )
                 return
             await asyncio.sleep(LOOK_S)
