@@ -28,6 +28,8 @@ POINTS = (
     "reward.after_append",
     "notary.before_commit",
     "notary.after_commit",
+    "pruning.after_record",
+    "pruning.after_mark",
     "erasure.requested",
     "erasure.key_destroyed",
     "erasure.objects_removed",

@@ -36,10 +36,12 @@ from odradek.streams.events.tasks import TaskCancelled, TaskEvent, TaskPublished
 from odradek.streams.events.weights import (
     CurrentWeights,
     VersionPinned,
+    VersionPruned,
     VersionPublished,
     VersionRolledBack,
     WeightsEvent,
 )
+from odradek.streams.pruning import taken
 from odradek.streams.sealing import GroupRule
 
 RL_LANE = "main-0"
@@ -63,6 +65,8 @@ class PolicyWeights:
     """The fold of weights.v1 for one policy."""
 
     published: dict[int, VersionPublished] = field(default_factory=dict)
+    pruned: set[int] = field(default_factory=set)
+    """Of `published`: nobody can load them any more."""
     pinned: int | None = None
     held_at: int | None = None
     """Version a roll-back went to; a newer publication moves on from it."""
@@ -71,6 +75,7 @@ class PolicyWeights:
     def give_up_above(self, version: int) -> None:
         """A new incarnation begins at `version`: no pin, roll-back or publication above it stands any more."""
         self.published = {number: one for number, one in self.published.items() if number <= version}
+        self.pruned = {number for number in self.pruned if number <= version}
         self.pinned = self.pinned if self.pinned in self.published else None
         self.held_at = self.held_at if self.held_at in self.published else None
 
@@ -217,12 +222,15 @@ class Controller:
                 if event.restored:
                     weights.give_up_above(event.version)
                 weights.published[event.version] = event
+                weights.pruned.discard(event.version)
                 if weights.held_at is not None and event.version > weights.held_at:
                     weights.held_at = None
-            case VersionPinned():
+            case VersionPinned() if event.version not in weights.pruned:
                 weights.pinned = event.version
-            case VersionRolledBack():
+            case VersionRolledBack() if event.to_version not in weights.pruned:
                 weights.held_at = event.to_version
+            case VersionPruned():
+                weights.pruned |= taken(event, weights.published, weights.pinned, weights.held_at)
             case _:
                 pass
 
@@ -304,8 +312,9 @@ class Controller:
             version = weights.current
             assert version is not None
             pinned = task.policy_version if task.policy_version is not None or task.purpose == "rl" else version
-            if pinned is not None and pinned not in weights.published:
-                self._refuse(head.ref, "policy_version", f"policy {task.policy} has no version {pinned}")
+            if pinned is not None and (pinned not in weights.published or pinned in weights.pruned):
+                why = "was pruned" if pinned in weights.pruned else "does not exist"
+                self._refuse(head.ref, "policy_version", f"version {pinned} of policy {task.policy} {why}")
                 continue
             opened.append(self._group(head, version, pinned, now_ms, len(opened), sessions_floor))
             free_slots -= task.attempts

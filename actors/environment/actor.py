@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from odradek.actors.environment.errors import SandboxGoneError, SandboxNotFoundError
 from odradek.actors.environment.logged import to_logged
 from odradek.actors.environment.protocol import Sandbox
@@ -51,6 +53,8 @@ class _Place:
     start: WorkspaceStart
     state: ToolState = field(default_factory=ToolState)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    skipped: set[str] = field(default_factory=set)
+    """What no delta could carry and an event has named."""
 
 
 class EnvironmentActor:
@@ -150,8 +154,12 @@ class EnvironmentActor:
         except RecursionError:
             await self._end(session_id)  # the next call finds no sandbox, and the session rebuilds it from the log
             return replace(outcome, text=TOO_DEEP, is_error=True)
-        delta = await to_logged(changed, self._blobs, place.start.subject)
-        return replace(outcome, delta=delta) if delta.changes else outcome
+        unnamed = tuple(name for name in changed.skipped if name not in place.skipped)
+        place.skipped.update(unnamed)
+        if unnamed:
+            log.warning("session %s: %d things a delta can't carry: %s", session_id, len(unnamed), unnamed[0])
+        delta = await to_logged(msgspec.structs.replace(changed, skipped=unnamed), self._blobs, place.start.subject)
+        return replace(outcome, delta=delta) if delta.changes or delta.skipped else outcome
 
     async def _one(self, place: _Place, call: Call, limits: Limits) -> CallOutcome:
         began = time.monotonic()

@@ -50,8 +50,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int = 2**31 - 1
     """Tokens that one session can have, by the model's positions and the engine's memory. A task that asks for more
     gets this."""
+    tenants: tuple[str, ...] = ()
+    """Whose own open topics (`tasks.v1.TENANT`, `feedback.v1.TENANT`) are created and followed."""
     namespace: str = "odradek"
     incarnation: str = "0"
+    keep_versions: int = 50
+    """Newest weight versions that are kept; 0 keeps all."""
+    keep_every: int = 50
+    """Each version that this divides is kept too; 0 for none."""
     session_actors: int = 2
     inference_actors: int = 1
     reward_actors: int = 1

@@ -14,6 +14,7 @@ from odradek.actors.trainer.checkpoint import Checkpoints
 from odradek.actors.trainer.errors import TrainerError
 from odradek.actors.trainer.loop import TrainerLoop
 from odradek.actors.trainer.manifest import Place
+from odradek.actors.trainer.pruning import Keep
 from odradek.streams.errors import ProducerFenced, Retryable, Terminal
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,13 @@ class TrainerActor:
         place = Place(deployment.incarnation, deployment.policy, deployment.lane.lane)
         checkpoints = Checkpoints(object_store(deployment), place)
         while True:
-            self._trainer = TrainerLoop(event_log, checkpoints, deployment.lane, Path(deployment.warm_start_dir))
+            self._trainer = TrainerLoop(
+                event_log,
+                checkpoints,
+                deployment.lane,
+                Path(deployment.warm_start_dir),
+                Keep(newest=deployment.keep_versions, every=deployment.keep_every),
+            )
             try:
                 await self._trainer.run()
             except ProducerFenced:

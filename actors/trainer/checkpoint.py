@@ -26,7 +26,12 @@ from odradek.actors.policy.hf import load_hf_state, to_hf_state
 from odradek.actors.policy.model import Policy
 from odradek.actors.trainer import delta as deltas
 from odradek.actors.trainer.delta import DeltaInfo
-from odradek.actors.trainer.errors import CheckpointError, DeltaBaseError, IncompleteCheckpointError
+from odradek.actors.trainer.errors import (
+    CheckpointError,
+    DeltaBaseError,
+    IncompleteCheckpointError,
+    PrunedVersionError,
+)
 from odradek.actors.trainer.manifest import (
     TRAINER,
     WEIGHTS,
@@ -107,8 +112,8 @@ class Checkpoints:
 
     def __init__(self, store: ObjectStore, place: Place, full_every: int = FULL_EVERY) -> None:
         self.place = place
-        self._store = store
-        self._blobs = BlobStore(store, cache_bytes=0)
+        self.store = self._store = store
+        self._blobs = BlobStore(store, prefix=place.prefix, cache_bytes=0)  # shared within the place, and no further
         self._full_every = full_every
 
     def at(self, place: Place) -> Checkpoints:
@@ -270,11 +275,26 @@ class Checkpoints:
         keys = await self._store.list(self.place.prefix)
         return sorted(version for key in keys if (version := self.place.version_of(key)) is not None)
 
+    async def mark_pruned(self, version: int) -> None:
+        """Say, before anything of it is removed, that this version's shards are not kept any more."""
+        await self._store.put_if_absent(self.place.pruned_key(version), b"pruned")
+
+    async def pruned(self) -> list[int]:
+        """The versions marked so, ascending."""
+        marks = await self._store.list(self.place.pruned_prefix)
+        return sorted(int(tail) for key in marks if (tail := key.removeprefix(self.place.pruned_prefix)).isdigit())
+
     async def _read(self, manifest: Manifest, name: str) -> bytes:
         shard = manifest.shard(name)
         try:
             return await self._blobs.get(BlobRef(key=shard.key, sha256=shard.sha256, size=shard.bytes))
         except (BlobMissing, BlobCorrupt) as e:
+            place = Place(manifest.incarnation, manifest.policy, manifest.lane)
+            if isinstance(e, BlobMissing) and await self._store.exists(place.pruned_key(manifest.version)):
+                raise PrunedVersionError(
+                    f"version {manifest.version} ({manifest.name}) was pruned: its weights are no longer kept; "
+                    f"trainer.keep_versions and trainer.keep_every say which are"
+                ) from e
             raise IncompleteCheckpointError(f"{manifest.name}: shard {name!r} cannot be used: {e}") from e
 
 

@@ -24,6 +24,11 @@ class IncompleteCheckpointError(CheckpointError):
     """An object of the checkpoint is missing, shorter than recorded or of another digest."""
 
 
+class PrunedVersionError(CheckpointError):
+    """The weights of a version are no longer kept (trainer.keep_versions, trainer.keep_every). What was trained on them
+    is still on the log and can be rebuilt; another version has to be asked for."""
+
+
 class AdoptionError(CheckpointError):
     """A manifest stands where the next one belongs, but it is not of the next uncommitted batch. Never adopt and never
     overwrite it: find out who wrote it, or begin a new incarnation with `odradek restore`."""

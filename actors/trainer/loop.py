@@ -8,6 +8,7 @@ input's position. Guarantees:
   existing manifest is adopted only if it is that very batch's;
 - the log says which incarnation it is in (`odradek restore` begins one): no other one's manifests are looked at;
 - of two trainers one wins a version; the other discards its result and loads the winner's;
+- old versions are pruned after a commit, by the rules of `pruning`;
 - members whose consent is gone by the time of the step get zero weight and are listed;
 - what is trained is what the batch recorded: a member whose rebuilt sequence has another hash stops the lane.
 Waits: for batches (nothing is owed), for store and broker (their deadlines). A fenced trainer stops.
@@ -35,6 +36,7 @@ from odradek.actors.trainer.batch import TrainingBatch
 from odradek.actors.trainer.checkpoint import Checkpoints, Published, TrainerState, Weights
 from odradek.actors.trainer.errors import BatchError, CheckpointError
 from odradek.actors.trainer.manifest import ConsentRead, Origin, Place, check_adoptable
+from odradek.actors.trainer.pruning import Keep, Pruner
 from odradek.actors.trainer.step import StepReport, StepSettings, train_step
 from odradek.kernels.numerics import numerics_id
 from odradek.streams import topics
@@ -93,13 +95,21 @@ def training_batch(
 class TrainerLoop:
     """Runs one lane. `run` returns only by exception or cancellation."""
 
-    def __init__(self, event_log: EventLog, checkpoints: Checkpoints, lane: LaneConfigured, warm_start: Path) -> None:
+    def __init__(
+        self,
+        event_log: EventLog,
+        checkpoints: Checkpoints,
+        lane: LaneConfigured,
+        warm_start: Path,
+        keep: Keep | None = None,
+    ) -> None:
         self._log = event_log
         self._checkpoints = checkpoints
         self._lane = lane
         self._warm_start = warm_start
         self._partition = topics.BATCHES.partition_of(lane.lane)
         self._consents = Consents()
+        self._pruner = Pruner(event_log, lane.policy, lane.lane, keep or Keep())
         self._state: TrainerState | None = None
         self._weights: Weights | None = None
         self._thread = ThreadPoolExecutor(1, "training", initializer=lambda: torch.set_num_threads(1))
@@ -211,6 +221,7 @@ class TrainerLoop:
             )
         done = await self._train(record.ref.offset, body)
         await self._commit(stage, record.ref.offset, body, done)
+        await self._pruner.round(stage, self._checkpoints, self.version)
 
     async def _train(self, offset: int, batch: BatchAssembled) -> _Done:
         assert self._state is not None

@@ -108,6 +108,14 @@ class Place(msgspec.Struct, frozen=True):
     def key(self, version: int) -> str:
         return f"{self.prefix}{version}"
 
+    def pruned_key(self, version: int) -> str:
+        """Where a mark lies once the version's shards are no longer kept."""
+        return f"{self.pruned_prefix}{version}"
+
+    @property
+    def pruned_prefix(self) -> str:
+        return f"{self.prefix}pruned/"
+
     @classmethod
     def of_key(cls, key: str) -> tuple[Place, int]:
         """The place and version of a manifest's key."""

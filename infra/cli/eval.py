@@ -103,6 +103,7 @@ async def _evaluate(
     from odradek.streams import topics
     from odradek.streams.envelope import Event, event_id
     from odradek.streams.events.meta import Meta
+    from odradek.streams.replay.lineage import versions_of
 
     follower = RunFollower(event_log)
     fold = await follower.refresh()
@@ -110,13 +111,15 @@ async def _evaluate(
     if used is None or used not in fold.published:
         known = ", ".join(map(str, sorted(fold.published))) or "none"
         raise UsageError(f"there is no weight version {'yet' if used is None else used}; there is {known}")
+    if used in (await versions_of(event_log, context.config.lane.policy)).pruned:
+        raise UsageError(f"version {used} was pruned: its weights are no longer kept (odradek weights list)")
     plan = EvalPlan(name, list(tasks_of(context, used, **asked)))
     due = plan.to_publish(fold)
     context.say(f"version {used}: {len(plan.wanted)} tasks, {len(plan.wanted) - len(due)} kept from before")
+    await store_trees(context, load_sources(asked["tasks"]).trees if asked["tasks"] else [])
     for task in due:
         event = Event.of(
             task,
-    await store_trees(context, load_sources(asked["tasks"]).trees if asked["tasks"] else [])
             id=event_id("task", task.idempotency_key),
             source="odradek-eval",
             meta=Meta(origin="eval", idempotency_key=task.idempotency_key, time_ms=int(time.time() * 1000)),

@@ -31,7 +31,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     published: str
     """ISO 8601."""
     marks: list[str]
-    """current, pinned, rolled back to."""
+    """current, pinned, rolled back to, pruned."""
     replicas: list[str]
     """That serve it now and are healthy."""
 
@@ -129,7 +129,7 @@ def save(context: Context, version: int, directory: Path, policy: str | None) ->
         deployment = deployment_of(context.config, endpoints(context.config))
         async with opened_log(context) as event_log:
             versions = await versions_of(event_log, policy or context.config.lane.policy)
-        _must_be_published(versions, version)
+        _must_be_kept(versions, version)
         store = object_store(deployment)
         await save_version(store, versions.published[version], directory, Path(deployment.tokenizer_file))
 
@@ -153,6 +153,13 @@ def _must_be_published(versions: Versions, version: int) -> None:
         raise UsageError(f"policy {versions.policy} has no version {version}; it has {known}")
 
 
+def _must_be_kept(versions: Versions, version: int) -> None:
+    _must_be_published(versions, version)
+    if version in versions.pruned:
+        kept = ", ".join(map(str, sorted(versions.published.keys() - versions.pruned)))
+        raise UsageError(f"version {version} of policy {versions.policy} was pruned; kept are {kept}")
+
+
 def _decide(context: Context, policy: str | None, version: int | None, body_of: Callable[[str], Any]) -> None:
     """Append the decision, after a look at whether the version exists."""
     name = policy or context.config.lane.policy
@@ -166,7 +173,7 @@ def _decide(context: Context, policy: str | None, version: int | None, body_of: 
         async with opened_log(context) as event_log:
             versions = await versions_of(event_log, name)
             if version is not None:
-                _must_be_published(versions, version)
+                _must_be_kept(versions, version)
             elif versions.pinned is None:
                 raise UsageError(f"policy {name} is not pinned")
             body = body_of(name)
@@ -188,7 +195,10 @@ def _row(versions: Versions, number: int) -> Version:
         parent=published.parent,
         batch_id=published.batch_id,
         published=datetime.fromtimestamp(versions.published_ms[number] / 1000, UTC).isoformat(timespec="seconds"),
-        marks=[mark for mark, marked in marks.items() if marked == number],
+        marks=[
+            *(mark for mark, at in marks.items() if at == number),
+            *(["pruned"] if number in versions.pruned else []),
+        ],
         replicas=sorted(one.replica for one in versions.replicas.values() if one.version == number and one.healthy),
     )
 

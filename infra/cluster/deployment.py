@@ -36,6 +36,8 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         token_seconds=policy_sizes.token_seconds,
         namespace=f"odradek-{config.kafka.prefix}" if config.kafka.prefix else "odradek",
         incarnation=config.kafka.prefix or "default",
+        keep_versions=config.trainer.keep_versions,
+        keep_every=config.trainer.keep_every,
         session_actors=config.session.actors,
         inference_actors=config.inference.replicas,
         reward_actors=config.reward.actors,

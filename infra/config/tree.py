@@ -23,6 +23,8 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Part of topic names, object keys and actor names."""
 LaneName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}-[023]$")]
 """A lane's trailing number is its partition; 1 is the evaluation lane's."""
+Tenant = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+"""The last part of a tenant's topics."""
 Prefix = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$")]
 """What Kafka takes in front of a topic's name; may be empty."""
 
@@ -73,6 +75,9 @@ class Kafka(Section, frozen=True, kw_only=True):
     """Copies that must have an append before it is acknowledged. Production: 2."""
     connect_timeout_s: Positive = 10.0
     """Seconds to reach a broker at start."""
+    tenants: list[Tenant] = []
+    """Other tenants: each gets topics of its own, tasks.v1.TENANT and feedback.v1.TENANT, created at start. What is
+    published there is that tenant's, whatever the message says; slots are shared fairly between tenants."""
 
 
 class S3(Section, frozen=True, kw_only=True):
@@ -180,6 +185,11 @@ class Trainer(Section, frozen=True, kw_only=True):
     weight (CISPO), or the plain policy gradient."""
     aggregation: Literal["constant", "sequence_mean", "token_mean"] = "constant"
     """How tokens' losses add up: by a constant (Dr. GRPO), the mean in each sequence (GRPO), over all tokens (DAPO)."""
+    keep_versions: NonNegative = 50
+    """Newest weight versions that stay in the object store; 0 keeps all. Versions that are served, pinned, rolled back
+    to or named by work under way stay too. `odradek restore`, `audit resample` and `eval` need the ones they name."""
+    keep_every: NonNegative = 50
+    """Each version that this number divides stays as well; 0 for none."""
 
 
 class Inference(Section, frozen=True, kw_only=True):

@@ -162,6 +162,9 @@ class WorkspaceDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What one call changed. workspace = image + start files + deltas in order."""
 
     changes: list[FileChange] = []
+    skipped: list[str] = []
+    """What could not be carried (sockets, FIFOs, names that are not UTF-8), with the reason; a rebuilt workspace lacks
+    it. Each is named once, by the call after which it was there."""
 
 
 class ToolCompleted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tool.completed.v1"):

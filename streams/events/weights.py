@@ -41,6 +41,15 @@ class VersionRolledBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     reason: str = ""
 
 
+class VersionPruned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="version.pruned.v1"):
+    """Versions whose weights are no longer kept (`streams.pruning` says which of them really go). They stay part of
+    the history; nobody can load them again."""
+
+    policy: str
+    versions: list[int]
+    lane: str = ""
+
+
 class CurrentWeights(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="weights.current.v1"):
     """The controller's fold of weights.v1: what inference actors load next."""
 
@@ -60,6 +69,6 @@ class ReplicaReported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     detail: str = ""
 
 
-WeightsEvent = VersionPublished | VersionPinned | CanaryShared | VersionRolledBack
+WeightsEvent = VersionPublished | VersionPinned | CanaryShared | VersionRolledBack | VersionPruned
 CurrentEvent = CurrentWeights
 ReplicaEvent = ReplicaReported

@@ -21,11 +21,13 @@ from odradek.streams.events.weights import (
     CurrentWeights,
     ReplicaReported,
     VersionPinned,
+    VersionPruned,
     VersionPublished,
     VersionRolledBack,
 )
 from odradek.streams.log import EventLog
 from odradek.streams.ownership import SessionRecord, accepted
+from odradek.streams.pruning import taken
 from odradek.streams.replay.select import bodies, readable
 
 
@@ -36,6 +38,8 @@ class Versions:
     policy: str
     published: dict[int, VersionPublished] = field(default_factory=dict)
     published_ms: dict[int, int] = field(default_factory=dict)
+    pruned: set[int] = field(default_factory=set)
+    """Of `published`: their weights are not kept any more."""
     pinned: int | None = None
     rolled_back_to: int | None = None
     """Until a newer version is published."""
@@ -53,12 +57,15 @@ class Versions:
                 if body.restored:
                     self._give_up_above(body.version)
                 self.published[body.version], self.published_ms[body.version] = body, time_ms
+                self.pruned.discard(body.version)
                 if self.rolled_back_to is not None and body.version > self.rolled_back_to:
                     self.rolled_back_to = None
-            case VersionPinned():
+            case VersionPinned() if body.version not in self.pruned:
                 self.pinned = body.version
-            case VersionRolledBack():
+            case VersionRolledBack() if body.to_version not in self.pruned:
                 self.rolled_back_to = body.to_version
+            case VersionPruned():
+                self.pruned |= taken(body, self.published, self.pinned, self.rolled_back_to)
             case CurrentWeights():
                 self.current = body.version
             case ReplicaReported():
@@ -70,6 +77,7 @@ class Versions:
         """A new incarnation began at `version`: what an earlier one had above it is no version of this history."""
         for given_up in [number for number in self.published if number > version]:
             del self.published[given_up], self.published_ms[given_up]
+            self.pruned.discard(given_up)
 
 
 async def versions_of(event_log: EventLog, policy: str) -> Versions:

@@ -17,7 +17,7 @@ from odradek.streams.config import KafkaConfig
 from odradek.streams.dlq import DeadLetters, Why
 from odradek.streams.envelope import Record
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.events.weights import CurrentWeights, ReplicaReported
+from odradek.streams.events.weights import CurrentWeights, ReplicaReported, VersionPruned, VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.replay.select import bodies
 
@@ -152,3 +152,23 @@ def test_a_dead_letter_is_listed_shown_released_and_dropped(cli: Cli, config: Ka
     assert [one["state"] for one in cli("dlq", "list", "--json").json] == ["released", "released"]
     assert len(cli("dlq", "list", "--settled", "--json").json) == 3
     assert cli("dlq", "show", 10_000).code == 2
+
+
+def test_a_pruned_version_is_shown_and_refused_by_name(cli: Cli, config: KafkaConfig) -> None:
+    """Asked for, it could never be loaded; its lineage stays."""
+
+    async def prune(log: EventLog) -> None:
+        small = SmallLog(log)
+        newer = VersionPublished(policy="demo", version=2, manifest_key="k2", manifest_sha256="s", parent=1)
+        await small.append("weights.v1", "demo", newer, 2)
+        await small.append("weights.v1", "demo", VersionPruned(policy="demo", versions=[0]), "pruned")
+
+    on_log(config, prune)
+    assert "pruned" in cli("weights", "list", "--json").json[0]["marks"]
+    for asked in (("weights", "pin", 0), ("weights", "rollback", 0)):
+        refused = cli(*asked)
+        assert refused.code == 2 and "version 0 of policy demo was pruned; kept are 1, 2" in refused.err
+    assert served(config) == 2
+    refused = cli("eval", "--version", 0, "--count", 1)
+    assert refused.code == 2 and "version 0 was pruned" in refused.err
+    assert cli("weights", "explain", 0).code == 0

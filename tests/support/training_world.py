@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odradek.actors.trainer.checkpoint import Checkpoints
+from odradek.actors.trainer.checkpoint import FULL_EVERY, Checkpoints
 from odradek.actors.trainer.errors import IncompleteCheckpointError
 from odradek.actors.trainer.loop import TrainerLoop
 from odradek.actors.trainer.manifest import Manifest, Place
+from odradek.actors.trainer.pruning import Keep
 from odradek.streams.assembly.assembler import Assembler
 from odradek.streams.blobs import S3Store
 from support.lane_world import LaneWorld, stopped, until
@@ -26,13 +27,16 @@ class TrainingWorld:
     store: S3Store
     warm_start: Path
     incarnation: str
+    keep: Keep | None = None
+    full_every: int = FULL_EVERY
 
     @property
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.store, Place(self.incarnation, self.lane.policy, self.lane.lane))
+        return Checkpoints(self.store, Place(self.incarnation, self.lane.policy, self.lane.lane), self.full_every)
 
     def loop(self, **changes: Any) -> TrainerLoop:
-        return TrainerLoop(self.lane.log, self.checkpoints, self.lane.configuration(**changes), self.warm_start)
+        lane = self.lane.configuration(**changes)
+        return TrainerLoop(self.lane.log, self.checkpoints, lane, self.warm_start, self.keep)
 
     async def assemble(self, count: int, *, already: int = 0, groups: int | None = None, **group: Any) -> None:
         """`count` batches, of one new group each unless told otherwise."""

@@ -131,7 +131,7 @@ async def test_kill_between_shards_and_manifest_leaves_the_last_complete_version
     checkpoints = Checkpoints(store, PLACE)
     with pytest.raises(Killed):
         await publish_versions(checkpoints, 3)
-    stray = len(await store.list("blobs/"))
+    stray = len(await store.list(f"{PLACE.prefix}blobs/"))
     found = await checkpoints.last_complete()
     assert found.manifest is not None and found.manifest.version == 2 and found.skipped == []
     assert found.manifest.origin == origin(2)

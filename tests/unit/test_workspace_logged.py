@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from odradek.actors.environment.delta import Delta, DeltaEntry
 from odradek.actors.environment.errors import SandboxInfraError
-from odradek.actors.environment.logged import INLINE_BYTES, from_logged, to_logged
+from odradek.actors.environment.logged import INLINE_BYTES, SKIPPED_NAMED, from_logged, to_logged
 from odradek.streams import codec
 from odradek.streams.blobs import BlobStore, MemoryStore
 from odradek.streams.errors import BlobCorrupt, BlobMissing
@@ -93,6 +93,15 @@ async def test_a_lost_or_changed_object_is_an_error_that_names_it() -> None:
     store._objects.clear()
     with pytest.raises(BlobMissing, match=ref.key):
         await from_logged([logged], BlobStore(store, cache_bytes=0))
+
+
+async def test_what_cannot_be_carried_is_named_on_the_log_within_bounds() -> None:
+    """A loss is visible: a rebuilt workspace lacks it."""
+    names = tuple(f"'fifo{i}': a FIFO" for i in range(SKIPPED_NAMED + 3))
+    few, back = await there_and_back(Delta(skipped=names[:2]), MemoryStore())
+    assert few.skipped == list(names[:2]) and back.skipped == names[:2]
+    many, _ = await there_and_back(Delta(skipped=names), MemoryStore())
+    assert many.skipped == [*names[:SKIPPED_NAMED], "and 3 more"]
 
 
 async def test_a_digest_without_its_content_is_refused_and_never_logged_as_an_empty_file() -> None:
