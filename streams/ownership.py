@@ -38,6 +38,10 @@ class OwnerRule:
         self.ended = False
         self._seen: set[str] = set()
 
+    def has_seen(self, event_id: str) -> bool:
+        """Whether a record of that id counts already."""
+        return event_id in self._seen
+
     def accepts(self, offset: int, event_id: str, meta: Meta, body: SessionEvent) -> bool:
         """Whether this record counts; updates the rule's state."""
         ok = self._accepts(offset, event_id, meta, body)

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from odradek.actors.environment.errors import SandboxGoneError, SandboxNotFoundError
+from odradek.actors.environment.errors import SandboxGoneError, SandboxSucceededError
 from odradek.actors.environment.logged import to_logged
 from odradek.actors.environment.protocol import Sandbox
 from odradek.actors.environment.start import SandboxFactory, end_with, ns_driver
@@ -114,7 +114,7 @@ class EnvironmentActor:
     def _check_epoch(self, session_id: str, epoch: int) -> None:
         newest = self._epochs.get(session_id, epoch)
         if epoch < newest:
-            raise SandboxNotFoundError(f"session {session_id}: epoch {epoch} has been succeeded by {newest}")
+            raise SandboxSucceededError(f"session {session_id}: epoch {epoch} has been succeeded by {newest}")
         self._epochs[session_id] = epoch
 
     async def _open(

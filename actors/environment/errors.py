@@ -37,5 +37,9 @@ class SandboxNotFoundError(SandboxError):
     """No such sandbox, job or snapshot; terminal for this id."""
 
 
+class SandboxSucceededError(SandboxError):
+    """The session has a newer owner; terminal for this one, which has nothing left to do."""
+
+
 class SandboxPathError(SandboxError):
     """A path outside the workspace, absent, or of the wrong kind; terminal for this call."""

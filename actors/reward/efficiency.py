@@ -56,8 +56,9 @@ def conduct_of(records: Iterable[SessionRecord]) -> Conduct:
                 conduct.opened, conduct.meta, conduct.first_offset = body, meta, offset
             case TurnSampled():
                 conduct.turns += body.purpose == "act"
-                conduct.sampled_tokens += len(read_i32(body.completion))
-                conduct.versions += [span.version for span in body.spans]
+                if body.copied_from is None:
+                    conduct.sampled_tokens += len(read_i32(body.completion))
+                    conduct.versions += [span.version for span in body.spans]
             case ToolRequested():
                 conduct.calls += 1
                 calls_of_turn[body.turn] = calls_of_turn.get(body.turn, 0) + 1

@@ -22,14 +22,12 @@ from odradek.actors.policy.tokenizer import Tokenizer
 from odradek.actors.runtime.deployment import Deployment, actor_handle
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import log_of
-from odradek.actors.session.clients import TOPIC, KafkaJournal, RayEngine, RayEnvironment
+from odradek.actors.session.clients import KafkaJournal, RayEngine, RayEnvironment
 from odradek.actors.session.runner import SessionRunner, SessionSpec
 from odradek.actors.telemetry.tracing import Tracing
 from odradek.actors.tools.redact import redact
 from odradek.actors.tools.registry import TOOLS
-from odradek.streams.errors import UndecodableRecord
-from odradek.streams.events.meta import Meta
-from odradek.streams.events.sessions import CancelRequested, MessageReceived, SessionEvent
+from odradek.streams.events.sessions import CancelRequested, MessageReceived
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +104,8 @@ class SessionActor:
     async def _run(self, runner: SessionRunner) -> None:
         session_id = runner.spec.session_id
         try:
-            history = [] if runner.spec.history_floor is None else await self._history(runner.spec)
+            floor = runner.spec.history_floor
+            history = [] if floor is None else await self._journal.read(session_id, floor)
             self._tracing.restore(session_id, history)
             await runner.run(history)
         except Exception:
@@ -115,17 +114,6 @@ class SessionActor:
             self._finished += 1
             self._runners.pop(session_id, None)
             self._tasks.pop(session_id, None)
-
-    async def _history(self, spec: SessionSpec) -> list[tuple[int, str, Meta, SessionEvent]]:
-        records = []
-        async for record in self._log.read_key(TOPIC, spec.session_id, start=spec.history_floor):
-            try:
-                event = record.event
-            except UndecodableRecord as error:
-                log.warning("session %s: record skipped: %s", spec.session_id, error)
-                continue
-            records.append((record.ref.offset, event.id, event.meta, event.body))
-        return records
 
     async def _post(self, session_id: str, body: MessageReceived | CancelRequested) -> bool:
         runner = self._runners.get(session_id)

@@ -7,24 +7,29 @@ Calls are never retried here: the runner decides, because a tool must not run tw
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import ray.exceptions
 
-from odradek.actors.environment.errors import SandboxError, SandboxSpecError
-from odradek.actors.inference.errors import InferenceError
+from odradek.actors.environment.errors import SandboxError, SandboxSpecError, SandboxSucceededError
+from odradek.actors.inference.errors import InferenceError, StaleEpochError
 from odradek.actors.inference.types import Priority, SampleRequest, SampleResult
-from odradek.actors.session.errors import EngineUnavailable, EnvironmentLost, SessionInfraFailure
+from odradek.actors.session.errors import EngineUnavailable, EnvironmentLost, SessionInfraFailure, SuperfluousOwner
 from odradek.actors.session.ports import Call, CallOutcome, Completion, EnvironmentInfo, Outgoing, WorkspaceStart
 from odradek.streams.envelope import Event
-from odradek.streams.errors import Retryable
+from odradek.streams.errors import Retryable, UndecodableRecord
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.events.sessions import WeightSpan, WorkspaceDelta
+from odradek.streams.events.sessions import SessionOpened, WeightSpan, WorkspaceDelta
 from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
+from odradek.streams.ownership import SessionRecord
+
+log = logging.getLogger(__name__)
 
 RAY_FAULTS = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.RaySystemError)
 ANSWER_GRACE_S = 7.0
@@ -78,6 +83,26 @@ class KafkaJournal:
                     raise
                 await asyncio.sleep(APPEND_PAUSE_S)
 
+    async def read(self, session_id: str, start: int, end: int | None = None) -> list[SessionRecord]:
+        """See `SessionLog`. A record that can't be decoded is left out: it is for the dead letters."""
+        records: list[SessionRecord] = []
+        async with aclosing(self._log.read_key(TOPIC, session_id, start=start, end=end)) as found:
+            async for record in found:
+                try:
+                    event = record.event
+                except UndecodableRecord as error:
+                    log.warning("session %s: record skipped: %s", session_id, error)
+                    continue
+                records.append((record.ref.offset, event.id, event.meta, event.body))
+        return records
+
+    async def session_at(self, opened: RecordRef) -> list[SessionRecord]:
+        """See `SessionLog`."""
+        body = (await self._log.read_ref(opened)).event.body
+        if not isinstance(body, SessionOpened):
+            raise SessionInfraFailure(f"{opened} opens no session, it holds {type(body).__name__}")
+        return await self.read(body.session_id, opened.offset)
+
 
 class RayEngine:
     """`EnginePort` over inference actors; a session stays with one of them as long as it answers (prefix reuse)."""
@@ -123,6 +148,8 @@ class RayEngine:
         try:
             async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
                 result: SampleResult = await handle.sample.remote(request, timeout_s)
+        except StaleEpochError as error:
+            raise SuperfluousOwner(f"session {session_id}: {said(error)}") from error
         except (*RAY_FAULTS, InferenceError, TimeoutError) as error:
             raise EngineUnavailable(f"session {session_id} turn {turn}: {said(error)}") from error
         return Completion(
@@ -180,6 +207,8 @@ class RayEnvironment:
         try:
             async with asyncio.timeout(timeout_s):
                 return await method.remote(*arguments)
+        except SandboxSucceededError as error:
+            raise SuperfluousOwner(f"session {session_id}: {said(error)}") from error
         except SandboxSpecError as error:
             # The task's or our configuration's fault: another try would end the same way.
             raise SessionInfraFailure(f"session {session_id}: {said(error)}") from error

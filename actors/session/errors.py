@@ -15,6 +15,10 @@ class EnvironmentLost(SessionError):
     """Retryable: the environment actor or the sandbox is gone. The workspace is rebuilt from the log."""
 
 
+class ForkPointError(SessionError):
+    """Terminal: the parent has no such turn on the log."""
+
+
 class SuperfluousOwner(SessionError):
     """Terminal for this owner: a newer epoch exists; stop without writing."""
 

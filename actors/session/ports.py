@@ -57,6 +57,8 @@ class CallOutcome:
     delta: WorkspaceDelta | None = None
     duration_ms: float = 0.0
     redactions: int = 0
+    uncertain: bool = False
+    """It may or may not have had its external effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +75,31 @@ class WorkspaceStart:
     image: str
     files: dict[str, bytes]
     setup: list[str] = field(default_factory=list)
-    subject: str = ""
-    """Whose files these are: large contents of later changes are stored under this subject."""
     files_ref: BlobRef | None = None
     """A tar of the files in the object store, in place of `files`."""
+    subject: str = ""
+    """Whose files these are: large contents of later changes are stored under this subject."""
     production: bool = False
     """A person waits: never queued behind rollouts."""
 
 
-class SessionLog(Protocol):
-    async def append(self, session_id: str, events: Sequence[Outgoing]) -> list[RecordRef]:
 def start_of(task: TaskPublished) -> WorkspaceStart:
     """What a published task's workspace is before the first call: the same for the agent and for its grader."""
     files = {path: text.encode() for path, text in task.files.items()}
     return WorkspaceStart(task.image, files, list(task.setup), task.files_ref)
 
 
+class SessionLog(Protocol):
+    async def append(self, session_id: str, events: Sequence[Outgoing]) -> list[RecordRef]:
         """Append in order to the session's partition; returns when all are acknowledged."""
+        ...
+
+    async def read(self, session_id: str, start: int, end: int | None = None) -> list[SessionRecord]:
+        """The session's records of [start, end), in log order; up to now without an end."""
+        ...
+
+    async def session_at(self, opened: RecordRef) -> list[SessionRecord]:
+        """All records so far of the session that was opened by the record there."""
         ...
 
 

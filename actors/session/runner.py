@@ -4,6 +4,8 @@ Guarantees (each has a test of its name):
 - intent before acting, result after: a call's tool.requested is acknowledged before it runs, its tool.completed
   before the next thing happens;
 - a call with a logged result is never run again; one without is run in a workspace rebuilt to the state before it;
+- an external effect is never repeated silently: a call that has one and may have run is not made again, and its
+  result says so;
 - exactly one result a call, in call order, whatever the call did;
 - nothing of an erased subject is written any more: their session ends, with a failure that holds no text;
 - a fault of ours is retried within a deadline, then logged as session.failed; it is never a tool result or a reward.
@@ -12,7 +14,8 @@ Guarantees (each has a test of its name):
 Waits: for the engine and the environment, each with the time-outs below; the owner is the session actor; the age of
 a wait is visible in `SessionRunner.waiting_for`.
 
-Guarantee 3 (tests/GUARANTEES.md): test_session_runner.py, test_kill_each_actor.py.
+Guarantee 3 (tests/GUARANTEES.md): test_session_runner.py, test_session_owners.py, test_session_condense.py,
+test_kill_each_actor.py.
 """
 
 from __future__ import annotations
@@ -20,32 +23,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from odradek.actors.policy.template import ChatTemplate
 from odradek.actors.session.decide import Complete, Condense, RunCalls, Sample, Wait, next_action
 from odradek.actors.session.errors import (
     EngineUnavailable,
     EnvironmentLost,
+    ForkPointError,
     SessionInfraFailure,
     SuperfluousOwner,
 )
-from odradek.actors.session.ports import (
-    Call,
-    CallOutcome,
-    Completion,
-    EnginePort,
-    EnvironmentPort,
-    Outgoing,
-    SessionLog,
-    WorkspaceStart,
-)
-from odradek.actors.session.state import CallState, SessionFold, SessionState
+from odradek.actors.session.owned import OwnedSession, SessionSpec, Step, Waiting
+from odradek.actors.session.ports import Call, CallOutcome, Completion, EnginePort, EnvironmentPort, SessionLog
+from odradek.actors.session.state import CallState, SessionState
 from odradek.streams.codec import f32, i32
 from odradek.streams.errors import Retryable, SubjectErased
-from odradek.streams.events.meta import NO_SEQUENCE, Meta, Origin, RecordRef
 from odradek.streams.events.sessions import (
     CancelRequested,
     Effect,
@@ -56,11 +50,13 @@ from odradek.streams.events.sessions import (
     SessionEvent,
     SessionFailed,
     SessionOpened,
-    SessionResumed,
     ToolCompleted,
     ToolRequested,
     TurnSampled,
 )
+from odradek.streams.ownership import SessionRecord
+
+__all__ = ["SessionRunner", "SessionSpec"]
 
 log = logging.getLogger(__name__)
 
@@ -76,40 +72,11 @@ CAUSE_CHARACTERS = 2_000
 """Characters of a failure's cause on the log. Too few hide what happened; an error may quote what a task brought along,
 and a record that is too large could not say anything."""
 
-SESSION_NAMESPACE = uuid.UUID("5b0d7b1e-2a52-5f3c-9a53-9f0f2f6a8f11")
-"""Namespace of deterministic event ids (RFC 9562, version 5)."""
-
-
-def event_id(session_id: str, step: str) -> str:
-    """Deterministic: the same step of the same session has the same id, whoever writes it."""
-    return str(uuid.uuid5(SESSION_NAMESPACE, f"{session_id}:{step}"))
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSpec:
-    """All an owner needs to run a session. `history_floor` None means that nothing of it is on the log yet."""
-
-    opened: SessionOpened
-    message: str
-    start: WorkspaceStart
-    origin: Origin = "rl"
-    tenant: str = "default"
-    subject: str = ""
-    correlation: str = ""
-    traceparent: str = ""
-    history_floor: int | None = None
-
-    @property
-    def session_id(self) -> str:
-        return self.opened.session_id
-
-
-@dataclass(slots=True)
-class Waiting:
-    """What the session waits for now and since when (monotonic seconds)."""
-
-    what: str = "start"
-    since: float = field(default_factory=time.monotonic)
+UNCERTAIN = (
+    "error: this call was interrupted, and nobody knows whether it took effect outside the workspace. It was not made "
+    "again: find out first."
+)
+"""Result of a call with an external effect that may have run."""
 
 
 class SessionRunner:
@@ -126,38 +93,39 @@ class SessionRunner:
         environment: EnvironmentPort,
         observe: Callable[[str, SessionEvent], None] | None = None,
     ) -> None:
-        self.spec = spec
-        self.fold = SessionFold(spec.session_id, template)
-        self.waiting_for = Waiting()
+        self._owned = OwnedSession(spec, template=template, journal=journal, observe=observe)
         self._template = template
         self._effects = effects
-        self._journal = journal
         self._engine = engine
         self._environment = environment
-        self._observe = observe
         self._environment_ready = False
         self._owner = False
         self._input = asyncio.Event()
         self._started = time.monotonic()
 
     @property
-    def state(self) -> SessionState:
-        return self.fold.state
+    def spec(self) -> SessionSpec:
+        return self._owned.spec
 
-    async def run(self, history: Sequence[tuple[int, str, Meta, SessionEvent]] = ()) -> None:
+    @property
+    def state(self) -> SessionState:
+        return self._owned.state
+
+    @property
+    def waiting_for(self) -> Waiting:
+        return self._owned.waiting_for
+
+    async def run(self, history: Sequence[SessionRecord] = ()) -> None:
         """Open or resume, then loop to the end. `history`: the session's records so far, in log order."""
-        self.fold.apply_all(history)
-        if self.state.end is not None:
-            return
         try:
-            await self._take_ownership()
+            await self._owned.take(history)
             self._owner = True
-            if self.state.withheld:
+            if self.state.withheld and self.state.end is None:
                 raise SubjectErased(f"session {self.spec.session_id} cannot go on: its content cannot be read")
             await self._loop()
-        except SuperfluousOwner:
-            log.info("session %s: a newer owner exists, stopping", self.spec.session_id)
-        except (SessionInfraFailure, EngineUnavailable, EnvironmentLost) as error:
+        except SuperfluousOwner as error:
+            log.info("a newer owner exists, stopping: %s", error)
+        except (SessionInfraFailure, EngineUnavailable, EnvironmentLost, ForkPointError) as error:
             said = type(error).__name__ if self.spec.subject else str(error)
             log.warning("session %s failed: %s", self.spec.session_id, said)
             await self._fail(str(error))
@@ -176,23 +144,9 @@ class SessionRunner:
             await self._close_environment()
 
     async def post(self, body: MessageReceived | CancelRequested) -> None:
-        """An input from outside: appended without epoch, folded, and seen at the next decision."""
-        key = body.message_id if isinstance(body, MessageReceived) else body.request_id
-        await self._append([(event_id(self.spec.session_id, f"input:{key}"), self._meta(key=key), body)])
+        """An input from outside: on the log, and seen at the next decision."""
+        await self._owned.post(body)
         self._input.set()
-
-    # -- ownership ---------------------------------------------------------------------------------------------
-
-    async def _take_ownership(self) -> None:
-        if self.state.opened is None:
-            await self._append([(event_id(self.spec.session_id, "opened"), self._meta(), self.spec.opened)])
-            first = MessageReceived(message_id="0", text=self.spec.message)
-            await self.post(first)
-            return
-        resumed = SessionResumed(session_id=self.spec.session_id, reason="new owner")
-        await self._append([(str(uuid.uuid4()), self._meta(), resumed)])
-        if not self.state.turns and not self.state.waiting_messages:
-            await self.post(MessageReceived(message_id="0", text=self.spec.message))
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -209,7 +163,7 @@ class SessionRunner:
                 case Complete():
                     await self._append_owner("completed", [self._completion(action)])
                 case Wait():
-                    self.waiting_for = Waiting("a message")
+                    self._owned.waiting_for = Waiting("a message")
                     self._input.clear()
                     await asyncio.wait_for(self._input.wait(), self._opened.budget.wall_seconds)
 
@@ -222,7 +176,7 @@ class SessionRunner:
         return self.state.opened
 
     async def _sample(self, action: Sample) -> None:
-        self.waiting_for = Waiting(f"turn {action.turn}")
+        self._owned.waiting_for = Waiting(f"turn {action.turn}")
         opened = self._opened
         deadline = time.monotonic() + INFRA_DEADLINE_S
         while True:
@@ -277,25 +231,19 @@ class SessionRunner:
     # -- tool calls --------------------------------------------------------------------------------------------
 
     async def _run_calls(self, calls: list[CallState]) -> None:
-        self.waiting_for = Waiting("tools " + ", ".join(call.name for call in calls))
-        requested: list[SessionEvent] = [self._request(call) for call in calls if not call.requested]
-        if requested:
-            await self._append_owner(f"request.{calls[0].call_id}", requested)
-        outcomes = await self._outcomes(calls)
-        completed: list[SessionEvent] = [
-            ToolCompleted(
-                call_id=call.call_id,
-                turn=call.turn,
-                index=call.index,
-                text=outcome.text,
-                is_error=outcome.is_error,
-                delta=outcome.delta,
-                duration_ms=outcome.duration_ms,
-                redactions=outcome.redactions,
-            )
-            for call, outcome in zip(calls, outcomes, strict=True)
+        self._owned.waiting_for = Waiting("tools " + ", ".join(call.name for call in calls))
+        uncertain = {call.call_id for call in calls if call.requested and call.external}
+        requests: list[Step] = [
+            (f"request.{call.call_id}", self._request(call)) for call in calls if not call.requested
         ]
-        await self._append_owner(f"result.{calls[0].call_id}", completed)
+        if requests:
+            await self._owned.append(requests)
+        if any(call.external for call in calls):
+            await self._owned.confirm()
+        outcomes = await self._outcomes(calls, uncertain)
+        await self._owned.append(
+            [(f"result.{c.call_id}", self._result(c, o)) for c, o in zip(calls, outcomes, strict=True)]
+        )
 
     def _request(self, call: CallState) -> ToolRequested:
         return ToolRequested(
@@ -307,26 +255,48 @@ class SessionRunner:
             effect=self._effects.get(call.name, "pure"),
         )
 
-    async def _outcomes(self, calls: list[CallState]) -> list[CallOutcome]:
-        """One outcome a call; a call that could not be parsed has its error as result and never reaches a tool."""
-        runnable = [call for call in calls if call.parse_error is None]
+    @staticmethod
+    def _result(call: CallState, outcome: CallOutcome) -> ToolCompleted:
+        return ToolCompleted(
+            call_id=call.call_id,
+            turn=call.turn,
+            index=call.index,
+            text=outcome.text,
+            is_error=outcome.is_error,
+            delta=outcome.delta,
+            duration_ms=outcome.duration_ms,
+            redactions=outcome.redactions,
+            uncertain=outcome.uncertain,
+        )
+
+    async def _outcomes(self, calls: list[CallState], uncertain: set[str]) -> list[CallOutcome]:
+        """One outcome a call; a call that could not be parsed has its error as result and never reaches a tool, nor
+        does one that may have had its external effect already."""
         results = {call.call_id: CallOutcome(f"error: {call.parse_error}", True) for call in calls if call.parse_error}
+        results |= {call_id: CallOutcome(UNCERTAIN, True, uncertain=True) for call_id in uncertain}
+        runnable = [call for call in calls if call.call_id not in results]
         if runnable:
             asked = [Call(call.call_id, call.name, dict(call.arguments)) for call in runnable]
-            for call, outcome in zip(runnable, await self._in_environment(asked), strict=True):
+            once = any(call.external for call in runnable)
+            for call, outcome in zip(runnable, await self._in_environment(asked, once=once), strict=True):
                 results[call.call_id] = outcome
         return [results[call.call_id] for call in calls]
 
-    async def _in_environment(self, calls: list[Call]) -> list[CallOutcome]:
+    async def _in_environment(self, calls: list[Call], *, once: bool) -> list[CallOutcome]:
+        """`once`: what was asked of the environment and not answered is not asked again."""
         deadline = time.monotonic() + INFRA_DEADLINE_S
+        limit = self._opened.budget.tool_seconds
         while True:
+            asked = False
             try:
                 if not self._environment_ready:
                     await self._open_environment()
-                limit = self._opened.budget.tool_seconds
+                asked = True
                 return await self._environment.run_calls(self.spec.session_id, self.state.epoch, calls, limit)
             except EnvironmentLost:
                 self._environment_ready = False
+                if asked and once:
+                    return [CallOutcome(UNCERTAIN, True, uncertain=True) for _ in calls]
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -349,7 +319,10 @@ class SessionRunner:
         if not self._environment_ready:
             return
         self._environment_ready = False
-        await self._environment.close(self.spec.session_id, self.state.epoch)
+        try:
+            await self._environment.close(self.spec.session_id, self.state.epoch)
+        except SuperfluousOwner:
+            return  # a newer owner's: nothing of this one is left
         if self.state.environment is not None:
             sandbox_id = self.state.environment.sandbox_id
             await self._append_owner(f"closed.{sandbox_id}", [EnvironmentClosed(sandbox_id=sandbox_id)])
@@ -375,36 +348,5 @@ class SessionRunner:
         cause = cause[:CAUSE_CHARACTERS]
         return SessionFailed(cause=cause, first_offset=self.state.first_offset, group_id=self.spec.opened.group_id)
 
-    # -- the log -----------------------------------------------------------------------------------------------
-
-    def _meta(self, *, seq: int = NO_SEQUENCE, key: str = "") -> Meta:
-        return Meta(
-            origin=self.spec.origin,
-            tenant=self.spec.tenant,
-            subject=self.spec.subject,
-            correlation=self.spec.correlation,
-            idempotency_key=key,
-            time_ms=int(time.time() * 1000),
-            seq=seq,
-            epoch=NO_SEQUENCE if seq == NO_SEQUENCE else self.state.epoch,
-        )
-
     async def _append_owner(self, step: str, bodies: Sequence[SessionEvent]) -> None:
-        first = self.state.rule.next_seq
-        await self._append(
-            [
-                (event_id(self.spec.session_id, f"{step}.{i}"), self._meta(seq=first + i), body)
-                for i, body in enumerate(bodies)
-            ]
-        )
-
-    async def _append(self, events: list[tuple[str, Meta, SessionEvent]]) -> list[RecordRef]:
-        """Durable first, folded second: the state never runs ahead of the log."""
-        self.waiting_for = Waiting("the log")
-        refs = await self._journal.append(self.spec.session_id, [Outgoing(*event) for event in events])
-        for ref, (identifier, meta, body) in zip(refs, events, strict=True):
-            if not self.fold.apply(ref.offset, identifier, meta, body) and isinstance(body, SessionOpened):
-                raise SuperfluousOwner(self.spec.session_id)
-            if self._observe is not None:
-                self._observe(self.spec.session_id, body)
-        return refs
+        await self._owned.append((f"{step}.{i}", body) for i, body in enumerate(bodies))

@@ -59,6 +59,9 @@ class CallState:
     arguments: Mapping[str, str]
     parse_error: str | None
     requested: bool = False
+    """An owner has said that it will run it: it may have."""
+    external: bool = False
+    """As that owner said: its effect is not undone by rebuilding the workspace."""
     result: ToolCompleted | None = None
 
 
@@ -112,6 +115,11 @@ class SessionState:
     def acts(self) -> list[Turn]:
         """The turns that act; the others wrote summaries."""
         return [turn for turn in self.turns if turn.event.purpose == "act"]
+
+    @property
+    def own_turns(self) -> int:
+        """Turns sampled here, and not in the session that this one branched off from."""
+        return sum(turn.event.copied_from is None for turn in self.turns)
 
     @property
     def unshown(self) -> list[str]:
@@ -193,7 +201,8 @@ class SessionFold:
             case TurnSampled():
                 self._turn(body)
             case ToolRequested():
-                self._call(body.turn, body.index).requested = True
+                call = self._call(body.turn, body.index)
+                call.requested, call.external = True, body.effect == "external"
             case ToolCompleted():
                 self._call(body.turn, body.index).result = body
                 if body.delta is not None and body.delta.changes:
@@ -210,7 +219,7 @@ class SessionFold:
         completion = read_i32(body.completion)
         state.context.extend(read_i32(body.prompt))
         state.context.extend(completion)
-        state.sampled_tokens += len(completion)
+        state.sampled_tokens += len(completion) if body.copied_from is None else 0
         state.waiting_messages = [m for m in state.waiting_messages if m.message_id not in body.messages]
         parsed = self._template.parse(completion if not state.withheld else [])
         calls = [self._parsed(body.turn, index, call) for index, call in enumerate(parsed.calls)]

@@ -32,6 +32,7 @@ from odradek.streams.events.sessions import (
     WorkspaceDelta,
 )
 from odradek.streams.events.tasks import Budget
+from odradek.streams.ownership import SessionRecord
 
 TOKENIZER = Path(__file__).parents[2] / "infra" / "demo" / "warmstart" / "assets" / "tokenizer.json"
 EFFECTS: dict[str, Effect] = {
@@ -64,6 +65,12 @@ class MemoryJournal:
             self.records.append((session_id, len(self.records), event.event_id, event.meta, event.body))
             refs.append(RecordRef("sessions.v1", 0, len(self.records) - 1))
         return refs
+
+    async def read(self, session_id: str, start: int, end: int | None = None) -> list[SessionRecord]:
+        return [row for row in self.history(session_id) if start <= row[0] and (end is None or row[0] < end)]
+
+    async def session_at(self, opened: RecordRef) -> list[SessionRecord]:
+        return await self.read(self.records[opened.offset][0], opened.offset)
 
     def history(self, session_id: str) -> list[tuple[int, str, Meta, SessionEvent]]:
         return [(offset, eid, meta, body) for s, offset, eid, meta, body in self.records if s == session_id]

@@ -141,7 +141,7 @@ def test_a_digest_keeps_the_newest_calls_within_its_limit_and_counts_the_others(
         turn=0, position=0, prompt=b"", completion=b"", logprobs=b"", spans=[], numerics_id="", finish_reason="stop"
     )
     done = ToolCompleted(call_id="", turn=0, index=0, text="\n  first line\nsecond\nthird")
-    calls = [CallState(f"0.{i}", 0, i, "grep", {"pattern": f"p{i}"}, None, True, done) for i in range(30)]
+    calls = [CallState(f"0.{i}", 0, i, "grep", {"pattern": f"p{i}"}, None, result=done) for i in range(30)]
     state.turns.append(Turn(made, calls, False))
     ids = condense.digest(state.turns, T, 200)
     text = T.tokenizer.decode(ids)

@@ -134,6 +134,10 @@ def _turn(segment: Segment, body: TurnSampled, where: str) -> None:
         raise MalformedSession(f"{where}: turn {body.turn} was sampled from nothing: no token stands before it")
     _extend(segment, prompt)
     segment.experts.extend(body.experts)
+    if body.copied_from is not None:
+        # Of a fork: sampled in the parent, and trained there if anywhere.
+        _extend(segment, completion)
+        return
     segment.tokens.extend(completion)
     segment.mask.extend([1] * len(completion))
     segment.logprobs.extend(logprobs)
