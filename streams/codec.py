@@ -124,6 +124,17 @@ def _without_content(error: Exception) -> str:
     return re.sub(r"(Invalid (?:enum )?value) .*? - ", r"\1 - ", str(error))
 
 
+def newest(event_type: str) -> str:
+    """The type that a recorded one is read as: where its upcasters lead, or itself."""
+    match = TYPE_PATTERN.match(event_type)
+    if match is None:
+        return event_type
+    version = int(match["version"])
+    while (match["name"], version) in UPCASTERS:
+        version += 1
+    return f"{match['name']}.v{version}"
+
+
 def _decode_older(value: bytes, event_type: str, content_type: str, reveal: Reveal | None) -> tuple[Meta, Any]:
     """Runs the upcasters from the recorded version to the newest that this build has."""
     match = TYPE_PATTERN.match(event_type)
@@ -141,11 +152,12 @@ def _decode_older(value: bytes, event_type: str, content_type: str, reveal: Reve
     while (name, version) in UPCASTERS:
         body = UPCASTERS[name, version](body)
         version += 1
-    body["type"] = f"{name}.v{version}"
+    body["type"] = newest(event_type)
     kind = registry().get(body["type"])
     if kind is None:
         raise UnknownEventType(f"the upcasters of {event_type} end at {body['type']}, which this build lacks")
-    whole = msgspec.convert(body, kind)
+    # In JSON bytes are base64 text, in msgpack they are bytes.
+    whole = msgspec.convert(body, kind, builtin_types=() if content_type == JSON else None)
     return meta, whole if meta.cipher is None else withheld(whole, meta.cipher.lengths, str(found))
 
 

@@ -1,8 +1,9 @@
 """Writes the committed schemas: `python -m odradek.streams.schemas.generate [--check | --golden DIR | --forget]`.
 
 events/TYPE.json is today's schema, history/TYPE.jsonl every schema that was ever published (the last line is today's),
-asyncapi.json the whole log. A change that breaks any line of the history is refused. `--check` only compares;
-`--forget` starts the history anew, for the time before a first release; `--golden` also renews golden bytes.
+asyncapi.json the whole log. A change that breaks any line of the history is refused, and so is a type that is gone
+without upcasters to one that is there: its records are on somebody's log. `--check` only compares; `--forget` starts
+the history anew, for the time before a first release; `--golden` also renews golden bytes.
 """
 
 import argparse
@@ -39,8 +40,20 @@ def broken(tag: str, schema: dict[str, Any], folder: Path = HERE) -> list[str]:
     return [found for published in history(tag, folder) for found in breaks(published, schema)]
 
 
+def unread(folder: Path = HERE) -> list[str]:
+    """Types that were published once and that today's code reads neither by themselves nor through upcasters."""
+    published = sorted(path.stem for path in folder.glob("history/*.jsonl"))
+    return [tag for tag in published if codec.newest(tag) not in codec.registry()]
+
+
 def planned(folder: Path = HERE, *, forget: bool = False) -> dict[Path, str]:
     """What every generated file must hold today; raises `SchemaBreak` where a change is not allowed."""
+    if lost := [] if forget else unread(folder):
+        raise SchemaBreak(
+            f"published types that nothing reads any more: {', '.join(lost)}. Register their upcasters "
+            f"(odradek.streams.codec.UPCASTERS), beside the struct that replaced them",
+            types=lost,
+        )
     files = {folder / "asyncapi.json": _pretty(asyncapi.document())}
     for tag, kind in codec.registry().items():
         schema = event_schema(kind)

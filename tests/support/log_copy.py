@@ -6,7 +6,7 @@ records; they are made again as what they were, since nothing else can take an o
 
 from __future__ import annotations
 
-import gzip
+import lzma
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -44,7 +44,7 @@ async def copied(event_log: EventLog) -> list[Stored]:
     """Every committed record of every declared topic, by topic, partition and offset, and where each one ends."""
     found = []
     for row in topics.ALL:
-        for number, end in (await event_log.stable_ends(row.name)).items():
+        for number, end in sorted((await event_log.stable_ends(row.name)).items()):
             start = await event_log.beginning(row.name, number)
             async for one in event_log.read(row.name, number, start, end):
                 found.append(
@@ -58,15 +58,13 @@ async def copied(event_log: EventLog) -> list[Stored]:
 
 
 def save(path: Path, records: Iterable[Stored]) -> None:
-    """Gzipped JSON lines, the same bytes each time."""
-    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in records)
-    path.write_bytes(gzip.compress(lines, mtime=0))
+    """One msgpack array, compressed."""
+    path.write_bytes(lzma.compress(msgspec.msgpack.encode(list(records)), preset=9))
 
 
 def load(path: Path) -> list[Stored]:
     """The records of a file."""
-    decode = msgspec.json.Decoder(Stored).decode
-    return [decode(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return msgspec.msgpack.decode(lzma.decompress(path.read_bytes()), type=list[Stored])
 
 
 async def write(config: KafkaConfig, records: Iterable[Stored]) -> None:

@@ -54,8 +54,8 @@ def holds(found: Any, meant: Any) -> bool:
 
 
 def place_of(headers: tuple[tuple[str, bytes | None], ...]) -> RecordRef:
-    """A place on the topic that carries the type: no other topic takes it."""
-    kind = codec.registry()[(dict(headers)["ce_type"] or b"").decode()]
+    """A place on the topic that carries the type, or what became of it: no other topic takes it."""
+    kind = codec.registry()[codec.newest((dict(headers)["ce_type"] or b"").decode())]
     topic = next(topic for topic, kinds in CATALOG.items() if kind in kinds)
     return RecordRef(topic.for_tenant(golden.META.tenant) if topic.per_tenant else topic.name, 0, 0)
 
