@@ -3,7 +3,8 @@
 - A session.opened or session.resumed record starts an epoch numbered by its own offset; the highest is current.
 - An owner event counts only with the current epoch and the next sequence number.
 - An input (message, cancel) carries neither and counts always.
-- The first record of an event id wins. After the end only environment.closed counts.
+- The first record of an event id wins; a takeover that was written twice (its first append was not acknowledged) is one
+  epoch under either of its offsets. After the end only environment.closed counts.
 
 Everything else is counted in `ignored` and changes nothing: a zombie owner is harmless by rule. Pure.
 """
@@ -37,6 +38,13 @@ class OwnerRule:
         self.ignored = 0
         self.ended = False
         self._seen: set[str] = set()
+        self._taken_over: str = ""
+        self._offsets: set[int] = set()
+        """Of the records that began the current epoch: one, unless it was written again."""
+
+    def holds(self, offset: int) -> bool:
+        """Whether the takeover at this offset is the current owner's."""
+        return offset in self._offsets
 
     def has_seen(self, event_id: str) -> bool:
         """Whether a record of that id counts already."""
@@ -51,10 +59,7 @@ class OwnerRule:
 
     def _accepts(self, offset: int, event_id: str, meta: Meta, body: SessionEvent) -> bool:
         if isinstance(body, SessionOpened | SessionResumed):
-            if offset <= self.epoch:
-                return False
-            self.epoch, self.next_seq = offset, 0
-            return True
+            return self._takes_over(offset, event_id)
         if event_id in self._seen:
             return False
         if isinstance(body, MessageReceived | CancelRequested):
@@ -62,11 +67,23 @@ class OwnerRule:
             return True
         if self.ended and not isinstance(body, EnvironmentClosed):
             return False
-        if meta.epoch != self.epoch or meta.seq != self.next_seq:
+        if meta.epoch not in self._offsets or meta.seq != self.next_seq:
             return False
         self._seen.add(event_id)
         self.next_seq += 1
         self.ended = self.ended or isinstance(body, SessionCompleted | SessionFailed)
+        return True
+
+    def _takes_over(self, offset: int, event_id: str) -> bool:
+        if offset <= self.epoch:
+            return False
+        if event_id == self._taken_over:
+            self._offsets.add(offset)
+        if event_id in self._seen:
+            return False
+        self._seen.add(event_id)
+        self._taken_over, self._offsets = event_id, {offset}
+        self.epoch, self.next_seq = offset, 0
         return True
 
 
