@@ -119,6 +119,8 @@ class RunFold:
     """Evaluation sessions by (version, task set)."""
     groups: dict[str, GroupOpened] = field(default_factory=dict)
     open_groups: set[str] = field(default_factory=set)
+    opened_ms: dict[str, int] = field(default_factory=dict)
+    """When each open group was opened (ms)."""
     sealed: int = 0
     discarded: Counter[str] = field(default_factory=Counter)
     discarded_tokens: list[int] = field(default_factory=list)
@@ -195,14 +197,17 @@ class RunFold:
             case GroupOpened():
                 self.groups[body.group_id] = body
                 self.open_groups.add(body.group_id)
+                self.opened_ms[body.group_id] = time_ms
             case GroupSealed():
                 self.open_groups.discard(body.group_id)
+                self.opened_ms.pop(body.group_id, None)
                 self.sealed += 1
                 group = self.groups.get(body.group_id)
                 if group is None or group.purpose == "rl":
                     self.seals.setdefault(body.lane, {})[ref.offset] = time_ms
             case GroupDiscarded():
                 self.open_groups.discard(body.group_id)
+                self.opened_ms.pop(body.group_id, None)
                 self.discarded[body.reason] += 1
                 self.discarded_tokens += body.member_tokens
                 self.lost_lengths.setdefault(body.reason, []).extend(body.member_tokens)
@@ -250,6 +255,11 @@ class RunFold:
         """Sealed RL groups of a lane that no batch has consumed yet: the assembler's lag."""
         last = max((b.input_offset for b in self.batches.values() if b.lane == lane), default=-1)
         return sum(offset > last for offset in self.seals.get(lane, {}))
+
+    def unbatched_since(self, lane: str) -> int | None:
+        """When the oldest of those was sealed (ms)."""
+        last = max((b.input_offset for b in self.batches.values() if b.lane == lane), default=-1)
+        return min((time for offset, time in self.seals.get(lane, {}).items() if offset > last), default=None)
 
     def assembling_since(self, batch: BatchAssembled) -> int:
         """When the first group that the batch consumed was sealed (ms)."""

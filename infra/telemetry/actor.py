@@ -16,11 +16,14 @@ import msgspec
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.observe.actors import ray_ask
+from odradek.infra.observe.pending import as_json
 from odradek.infra.stack import ports
 from odradek.infra.stack.state import write_private
 from odradek.infra.telemetry.service import TelemetryService
 
 _PORT = "metrics"
+WAITS_SAID = 50
+"""The oldest waits that `state` names. More would make each answer long; the page counts all of them."""
 
 
 class TelemetryActor:
@@ -33,8 +36,8 @@ class TelemetryActor:
         self._address = self._service.start(deployment.metrics_port or port_of(Path(deployment.data_dir)))
 
     async def state(self) -> dict[str, Any]:
-        """Where the page is."""
-        return {"address": self._address}
+        """Where the page is, and what waits longest."""
+        return {"address": self._address, "waits": as_json(self._service.waits[:WAITS_SAID])}
 
     async def shut_down(self) -> None:
         """Send what waits and close the page."""

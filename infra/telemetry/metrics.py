@@ -9,6 +9,7 @@ began to follow; all others count the whole log.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ from prometheus_client.registry import Collector
 from odradek.infra.observe.actors import ActorView
 from odradek.infra.observe.fold import RunFold
 from odradek.infra.observe.frame import Frame, frame
+from odradek.infra.observe.pending import Pending, pending
 from odradek.infra.observe.sessions import SessionBook
+from odradek.infra.observe.waits import AGE, TABLE
 from odradek.infra.telemetry.errors import MetricsPortTaken
 
 LOOPBACK = "127.0.0.1"
@@ -51,6 +54,8 @@ NAMES: dict[str, tuple[Kind, tuple[str, ...], str]] = {
     "odradek_replica_version": ("gauge", ("replica",), "Version that an inference actor last said it serves"),
     "odradek_consumer_lag": ("gauge", ("consumer", "unit"), "What a consumer has not handled yet"),
     "odradek_oldest_wait_seconds": ("gauge", ("host", "session", "what"), "The longest wait of a session on a host"),
+    AGE: ("gauge", ("wait", "owner"), "Age of the oldest wait of a kind, as the log shows it"),
+    "odradek_waits_late": ("gauge", ("wait",), "Waits of a kind that are past their deadline"),
     "odradek_actor_up": ("gauge", ("actor",), "1 if the actor answered the newest look"),
     "odradek_actor_busy_seconds": ("counter", ("actor",), "Seconds of work since the actor began; parallel adds up"),
     "odradek_actor_work_rate": ("gauge", ("actor",), "Seconds of work per second between the two newest looks"),
@@ -79,6 +84,7 @@ def collect(fold: RunFold, book: SessionBook, views: Sequence[ActorView], now_ms
         **_sessions(picture, book),
         **_learning(picture, fold),
         **_groups(fold),
+        **_waits(pending(fold, book, now_ms)),
         **_actors(picture),
         "odradek_log_records": [((kind,), count) for kind, count in sorted((fold.events + book.events).items())],
         "odradek_suspect_stamps": [((), picture.suspect_stamps)],
@@ -137,6 +143,17 @@ def _groups(fold: RunFold) -> dict[str, Iterable[Sample]]:
         "odradek_batches": [((), len(fold.batches))],
         "odradek_steps": [((), len(fold.steps))],
         "odradek_trained_members": [((str(behind),), count) for behind, count in sorted(fold.staleness.items())],
+    }
+
+
+def _waits(waits: Sequence[Pending]) -> dict[str, Iterable[Sample]]:
+    """Every kind that the log can show, at 0 where none waits: an alert needs the line."""
+    kinds = [wait for wait in TABLE if wait.metric == AGE]
+    ages = {one.wait: one.age_s for one in reversed(waits)}
+    late = Counter(one.wait for one in waits if one.late)
+    return {
+        AGE: [((kind.name, kind.owner), ages.get(kind.name, 0.0)) for kind in kinds],
+        "odradek_waits_late": [((kind.name,), late[kind.name]) for kind in kinds],
     }
 
 

@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from odradek.actors.runtime.deployment import Deployment
 from odradek.infra.observe.actors import ActorWatcher, Ask
 from odradek.infra.observe.follow import RunFollower, SessionFollower
+from odradek.infra.observe.pending import Pending, pending
 from odradek.infra.telemetry.batches import BatchSpans
 from odradek.infra.telemetry.metrics import MetricsServer, collect
 from odradek.streams.log import EventLog
@@ -37,6 +38,8 @@ class TelemetryService:
         self._deployment = deployment
         self._names, self._ask = list(names), ask
         self._newest: Sequence[Metric] = ()
+        self.waits: Sequence[Pending] = ()
+        """What waited at the newest look, the oldest first."""
         self._server = MetricsServer(lambda: self._newest)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._main, name="telemetry", daemon=True)
@@ -76,7 +79,8 @@ class TelemetryService:
                     views = await watcher.look()
                     fold, book = await run.refresh(), await sessions.refresh()
                     book.prune()
-                    self._newest = collect(fold, book, views, int(time.time() * 1000))
+                    now_ms = int(time.time() * 1000)
+                    self._newest, self.waits = collect(fold, book, views, now_ms), pending(fold, book, now_ms)
                     batches.send(fold)
                     self._failing = False
                     await asyncio.to_thread(self._stopping.wait, EVERY_S)

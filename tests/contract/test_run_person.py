@@ -264,7 +264,7 @@ def test_the_metrics_page_is_served_as_long_as_the_deployment_is_up(deployed: De
 
 
 def _rows(deployed: Deployed) -> dict[str, Any]:
-    return {row["name"]: row for row in json.loads(deployed.cli("status", "--json").stdout)}
+    return {row["name"]: row for row in json.loads(deployed.cli("status", "--json").stdout)["services"]}
 
 
 def _start(deployed: Deployed, folder: Path, request: str) -> tuple[subprocess.Popen[str], str]:

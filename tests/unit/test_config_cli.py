@@ -113,11 +113,12 @@ def test_status_of_nothing_is_exit_code_3_and_creates_nothing(tmp_path: Path) ->
     """Asking must not make folders."""
     done = _run("status", "--json", "--data", str(tmp_path / "none"))
     assert done.returncode == 3
-    assert {item["name"]: item["health"] for item in json.loads(done.stdout)} == {
+    assert {item["name"]: item["health"] for item in json.loads(done.stdout)["services"]} == {
         "kafka": "stopped",
         "s3": "stopped",
         "ray": "stopped",
     }
+    assert json.loads(done.stdout)["waiting"] == []
     assert not (tmp_path / "none").exists()
 
 
