@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from support.assembly_world import turn
 from support.lane_world import LaneWorld, until
+from support.stored import stored_records
 from support.training_world import TRAINING, TrainingWorld
 
 from odradek.actors.trainer.testing import tiny_policy
 from odradek.infra.cli.exports import ExportedFiles, note
-from odradek.streams import clients, faults, topics
+from odradek.streams import faults, topics
 from odradek.streams.blobs import BlobStore, S3Config, S3Store
 from odradek.streams.codec import INLINE_LIMIT, i32
 from odradek.streams.config import KafkaConfig
@@ -152,34 +152,10 @@ def warm_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- what is stored ---------------------------------------------------------------------------------------------------
 
 
-async def stored_records(config: KafkaConfig) -> AsyncIterator[bytes]:
-    """Every byte of every record of every topic of the deployment, aborted transactions included, unread by us."""
-    admin = AIOKafkaAdminClient(**config.client_options())
-    await admin.start()
-    names = [name for name in await admin.list_topics() if name.startswith(config.name(""))]
-    await admin.close()
-    assert {config.name(topic.name) for topic in topics.ALL} <= set(names)
-    reader = clients.consumer(config, committed=False)
-    await clients.start(config, reader)
-    try:
-        for name in names:
-            numbers = range(topics.declared(config.bare(name)).partitions)
-            places = [clients.partition(config, config.bare(name), number) for number in numbers]
-            reader.assign(places)
-            await reader.seek_to_beginning(*places)
-            ends = await reader.end_offsets(places)
-            while any([await reader.position(place) < ends[place] for place in places]):
-                for batch in (await reader.getmany(*places, timeout_ms=200)).values():
-                    for one in batch:
-                        yield b"\x00".join([one.key or b"", one.value or b"", *(raw or b"" for _, raw in one.headers)])
-    finally:
-        await clients.stop(reader)
-
-
 async def plain_places(world: PrivateWorld) -> list[str]:
     """Where the marker lies readable: as text or as tokens, on the log, in objects, in the data folder."""
     needles = (MARKER.encode(), i32(TOKENS))
-    found = [f"log: {raw[:40]!r}" async for raw in stored_records(world.log.config) if any(n in raw for n in needles)]
+    found = [place async for place, raw in stored_records(world.log.config) if any(n in raw for n in needles)]
     for key in await world.blobs.store.list(world.blobs._prefix):
         data = await world.blobs.store.get(key)
         found += [f"object {key}"] if any(n in data for n in needles) else []

@@ -15,15 +15,17 @@ import subprocess
 import sys
 import tarfile
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.serve_world import on_disk
+from support.stored import stored_records
 from support.waiting import eventually_blocking
-from tests.support.serve_world import on_disk
 
-from odradek.actors.runtime.store import object_store
+from odradek.actors.runtime.store import blobs_of, log_of, object_store
 from odradek.infra.cluster.deployment import deployment_of
 from odradek.infra.config.load import load
 from odradek.infra.config.services import endpoints
@@ -34,9 +36,8 @@ from odradek.infra.stack import processes
 from odradek.infra.stack.state import stack_id
 from odradek.infra.stack.testing import scratch
 from odradek.streams import topics
-from odradek.streams.blobs import BlobStore
 from odradek.streams.events.meta import Meta
-from odradek.streams.events.sessions import SessionCompleted, SessionOpened
+from odradek.streams.events.sessions import SessionCompleted, SessionOpened, TurnSampled
 from odradek.streams.events.subjects import ConsentGranted
 from odradek.streams.events.tasks import FeedbackGiven
 from odradek.streams.log import EventLog
@@ -72,13 +73,33 @@ class Deployed:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
+    def log(self) -> EventLog:
+        """As an actor has it, with the keys of people."""
+        config = load(data=self.data).config
+        return log_of(deployment_of(config, endpoints(config)))
+
+    def readable(self, text: str) -> list[str]:
+        """Where a text lies as it is: in records as stored, objects as stored, files of the data folder."""
+        config = load(data=self.data).config
+        deployment = deployment_of(config, endpoints(config))
+
+        async def look() -> list[str]:
+            found = [place async for place, raw in stored_records(deployment.kafka) if text.encode() in raw]
+            store = object_store(deployment)
+            for key in await store.list(""):
+                found += [f"object {key}"] if text.encode() in await store.get(key) else []
+            store.close()
+            return found
+
+        files = [path for path in self.data.rglob("*") if path.is_file() and not path.is_symlink()]
+        return asyncio.run(look()) + [f"file {path}" for path in files if text.encode() in _bytes(path)]
+
     def topic(self, name: str) -> list[Logged]:
         """Meta and body of every record of a topic."""
 
         async def read() -> list[Logged]:
-            config = endpoints(load(data=self.data).config).kafka
             found = []
-            async with EventLog(config) as event_log:
+            async with self.log() as event_log:
                 for partition, end in (await event_log.stable_ends(name)).items():
                     async for record in event_log.read(name, partition, 0, end):
                         found.append((record.event.meta, record.event.body))
@@ -90,7 +111,7 @@ class Deployed:
         """The session's records."""
 
         async def read() -> list[Logged]:
-            async with EventLog(endpoints(load(data=self.data).config).kafka) as event_log:
+            async with self.log() as event_log:
                 records = event_log.read_key(topics.SESSIONS.name, session_id, start=0)
                 return [(record.event.meta, record.event.body) async for record in records]
 
@@ -195,7 +216,7 @@ def test_a_large_folder_with_links_and_programs_is_the_sandboxs_own(
 
     async def fetch() -> bytes:
         config = load(data=deployed.data).config
-        return await BlobStore(object_store(deployment_of(config, endpoints(config)))).get(opened.files_ref)
+        return await blobs_of(deployment_of(config, endpoints(config))).get(opened.files_ref)
 
     with tarfile.open(fileobj=io.BytesIO(asyncio.run(fetch()))) as archive:
         found = {member.name: (member.mode, member.linkname) for member in archive.getmembers()}
@@ -203,6 +224,32 @@ def test_a_large_folder_with_links_and_programs_is_the_sandboxs_own(
     assert found["latest"][1] == "data.bin"
     assert ".env" not in found
     assert answer["end"] != "failed"
+
+
+def test_nothing_a_person_said_lies_readable_in_a_deployment_and_nothing_is_left_once_erased(
+    deployed: Deployed, project: tuple[Path, str]
+) -> None:
+    """Guarantee 9, the whole job: every record, every object and every file on this host; then the person is erased."""
+    folder, request = project
+    marker = f"the-marker-{uuid.uuid4().hex}"
+    (folder / "notes.txt").write_text(f"{marker}\n")
+    (folder / "data.bin").write_bytes(marker.encode() + os.urandom(INLINE_BYTES + 1))
+    answer = deployed.run(folder, f"{request} {marker}", "--no", "--consent", "--subject", "person-erased")
+    session = answer["session_id"]
+    assert marker in deployed.cli("session", "show", session).stdout, "readable to who has the key"
+    assert deployed.readable(marker) == []
+
+    erased = deployed.cli("subject", "erase", "person-erased", "--json")
+    assert erased.returncode == 0, erased.stdout + erased.stderr
+    states = {one["store"]: one["state"] for one in json.loads(erased.stdout)["stores"]}
+    assert (states["sessions.v1"], states["objects"], states["key"]) == ("unreadable", "deleted", "deleted")
+    assert deployed.readable(marker) == []
+    shown = deployed.cli("session", "show", session)
+    assert shown.returncode == 0 and "[erased]" in shown.stdout and marker not in shown.stdout
+    listed = json.loads(deployed.cli("session", "list", "--json").stdout)
+    assert answer["end"] in {one["end"] for one in listed if one["session_id"] == session}
+    again = deployed.cli("run", str(folder), request, "--subject", "person-erased", "--no")
+    assert again.returncode == 2 and "was erased: nothing of theirs is recorded any more" in again.stderr
 
 
 def test_an_interrupt_cancels_the_session_and_leaves_the_folder(deployed: Deployed, project: tuple[Path, str]) -> None:
@@ -235,6 +282,35 @@ def test_a_killed_session_actor_is_resumed_under_the_persons_eyes(
     bodies = [body for _, body in deployed.session(session_id)]
     assert sum(isinstance(body, SessionCompleted) for body in bodies) == 1
     assert deployed.feedback(session_id) == ["rejected"]
+
+
+def test_a_killed_command_does_not_end_its_session_and_a_fork_goes_on_from_any_turn(
+    deployed: Deployed, project: tuple[Path, str]
+) -> None:
+    """kill -9 of the person's command: `session resume` follows the session to its end from the log alone; a fork of it
+    begins with what its parent's turn was sampled from, in no group, and leaves the parent as it was."""
+    folder, request = project
+    person, session_id = _start(deployed, folder, request)
+    person.kill()
+    person.communicate(timeout=COMMAND_S)
+    resumed = json.loads(deployed.cli("session", "resume", session_id, "--json").stdout)
+    parent = [body for _, body in deployed.session(session_id)]
+    (end,) = [body for body in parent if isinstance(body, SessionCompleted)]
+    assert (resumed["session_id"], resumed["end"]) == (session_id, end.reason)
+    assert deployed.cli("session", "resume", session_id[:12]).stdout.startswith(f"session {session_id}: {end.reason}")
+
+    done = deployed.cli("session", "fork", session_id, "--at", "1", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    fork = deployed.session(json.loads(done.stdout)["session_id"])
+    opened, first = fork[0][1], next(body for body in parent if isinstance(body, TurnSampled))
+    assert opened.forked_from is not None and (opened.forked_at, opened.group_id) == (1, "")
+    turns = [body for _, body in fork if isinstance(body, TurnSampled)]
+    assert turns[0].completion == first.completion and turns[0].copied_from is not None
+    assert all(turn.copied_from is None for turn in turns[1:])
+    assert any(isinstance(body, SessionCompleted) for _, body in fork)
+    assert [body for _, body in deployed.session(session_id)] == parent
+    refused = deployed.cli("session", "fork", session_id, "--at", "99")
+    assert refused.returncode == 2 and "not at 99" in refused.stderr
 
 
 def test_status_knows_the_actors_and_a_second_up_starts_nothing(deployed: Deployed) -> None:
@@ -284,6 +360,13 @@ def _start(deployed: Deployed, folder: Path, request: str) -> tuple[subprocess.P
         if line.startswith("> "):
             return person, session_id
     raise AssertionError(f"the session did not open: {person.communicate()[1]}")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it is gone meanwhile: services work on these files
+        return b""
 
 
 def _bytes_and_times(folder: Path) -> dict[str, tuple[bytes, int]]:
