@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -21,6 +21,7 @@ from odradek.actors.inference.errors import InferenceError, StaleEpochError
 from odradek.actors.inference.types import Priority, SampleRequest, SampleResult
 from odradek.actors.session.errors import EngineUnavailable, EnvironmentLost, SessionInfraFailure, SuperfluousOwner
 from odradek.actors.session.ports import Call, CallOutcome, Completion, EnvironmentInfo, Outgoing, WorkspaceStart
+from odradek.streams import topics
 from odradek.streams.envelope import Event
 from odradek.streams.errors import Retryable, UndecodableRecord
 from odradek.streams.events.meta import RecordRef
@@ -50,10 +51,11 @@ APPEND_PAUSE_S = 0.5
 TOPIC = "sessions.v1"
 
 
-def said(error: BaseException) -> str:
-    """An error in one line, as its actor raised it: Ray's own text is a coloured traceback, cause last."""
+def said(error: BaseException, late: str = "") -> str:
+    """An error in one line, as its actor raised it: Ray's own text is a coloured traceback, cause last. `late` is what
+    a deadline of our own means, which has no words."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-    return f"{type(cause).__name__}: {cause}"
+    return late if late and isinstance(cause, TimeoutError) and not str(cause) else f"{type(cause).__name__}: {cause}"
 
 
 class KafkaJournal:
@@ -85,16 +87,32 @@ class KafkaJournal:
 
     async def read(self, session_id: str, start: int, end: int | None = None) -> list[SessionRecord]:
         """See `SessionLog`. A record that can't be decoded is left out: it is for the dead letters."""
-        records: list[SessionRecord] = []
-        async with aclosing(self._log.read_key(TOPIC, session_id, start=start, end=end)) as found:
-            async for record in found:
-                try:
-                    event = record.event
-                except UndecodableRecord as error:
-                    log.warning("session %s: record skipped: %s", session_id, error)
-                    continue
-                records.append((record.ref.offset, event.id, event.meta, event.body))
-        return records
+        return (await self.read_many({session_id: start}, end))[session_id]
+
+    async def read_many(self, starts: Mapping[str, int], end: int | None = None) -> dict[str, list[SessionRecord]]:
+        """By session its records from its start on. Each partition is read once, from the lowest start in it, however
+        many sessions a restarted host takes up again."""
+        found: dict[str, list[SessionRecord]] = {session: [] for session in starts}
+        lowest: dict[int, int] = {}
+        for session, start in starts.items():
+            partition = topics.SESSIONS.partition_of(session)
+            lowest[partition] = min(start, lowest.get(partition, start))
+
+        async def scan(partition: int, start: int) -> None:
+            async with aclosing(self._log.read(TOPIC, partition, start, end)) as records:
+                async for record in records:
+                    session = record.key or ""
+                    if session not in starts or record.ref.offset < starts[session]:
+                        continue
+                    try:
+                        event = record.event
+                    except UndecodableRecord as error:
+                        log.warning("session %s: record skipped: %s", session, error)
+                        continue
+                    found[session].append((record.ref.offset, event.id, event.meta, event.body))
+
+        await asyncio.gather(*(scan(partition, start) for partition, start in lowest.items()))
+        return found
 
     async def session_at(self, opened: RecordRef) -> list[SessionRecord]:
         """See `SessionLog`."""
@@ -151,7 +169,8 @@ class RayEngine:
         except StaleEpochError as error:
             raise SuperfluousOwner(f"session {session_id}: {said(error)}") from error
         except (*RAY_FAULTS, InferenceError, TimeoutError) as error:
-            raise EngineUnavailable(f"session {session_id} turn {turn}: {said(error)}") from error
+            late = f"no answer from its inference actor within {timeout_s + ANSWER_GRACE_S:g} s"
+            raise EngineUnavailable(f"session {session_id} turn {turn}: {said(error, late)}") from error
         return Completion(
             tokens=result.tokens,
             logprobs=result.logprobs,
@@ -177,7 +196,7 @@ class RayEnvironment:
     ) -> EnvironmentInfo:
         """See `EnvironmentPort`."""
         info: EnvironmentInfo = await self._ask(
-            session_id, OPEN_TIMEOUT_S, self._handle.open, session_id, epoch, start, list(deltas)
+            session_id, "its sandbox", OPEN_TIMEOUT_S, self._handle.open, session_id, epoch, start, list(deltas)
         )
         return info
 
@@ -187,6 +206,7 @@ class RayEnvironment:
         """See `EnvironmentPort`."""
         outcomes: list[CallOutcome] = await self._ask(
             session_id,
+            f"the result of {', '.join(call.name for call in calls)}",
             tool_seconds + CALL_GRACE_S,
             self._handle.run_calls,
             session_id,
@@ -199,11 +219,12 @@ class RayEnvironment:
     async def close(self, session_id: str, epoch: int) -> None:
         """See `EnvironmentPort`. A lost environment has nothing left to close."""
         try:
-            await self._ask(session_id, CLOSE_TIMEOUT_S, self._handle.close, session_id, epoch)
+            await self._ask(session_id, "the sandbox's end", CLOSE_TIMEOUT_S, self._handle.close, session_id, epoch)
         except EnvironmentLost:
             return
 
-    async def _ask(self, session_id: str, timeout_s: float, method: Any, *arguments: Any) -> Any:
+    async def _ask(self, session_id: str, what: str, timeout_s: float, method: Any, *arguments: Any) -> Any:
+        """`what` is waited for: a wait that ends without it says so."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await method.remote(*arguments)
@@ -213,7 +234,8 @@ class RayEnvironment:
             # The task's or our configuration's fault: another try would end the same way.
             raise SessionInfraFailure(f"session {session_id}: {said(error)}") from error
         except (*RAY_FAULTS, SandboxError, Retryable, TimeoutError) as error:
-            raise EnvironmentLost(f"session {session_id}: {said(error)}") from error
+            late = f"the environment actor did not give {what} within {timeout_s:g} s"
+            raise EnvironmentLost(f"session {session_id}: {said(error, late)}") from error
         except ray.exceptions.RayTaskError as error:
             # The actor lives and its code failed: nobody foresaw it, and asking again would end the same way.
             raise SessionInfraFailure(f"session {session_id}: unexpected {said(error)}") from error
