@@ -125,6 +125,8 @@ def logged_turns(records: Iterable[SessionRecord]) -> tuple[SessionOpened, list[
                 segment.context += read_i32(body.prompt)
                 start = len(segment.context)
                 segment.context += read_i32(body.completion)
+                if body.copied_from is not None:
+                    continue  # of a fork: sampled in its parent, under the parent's seed
                 turns.append(LoggedTurn(body, segment, start, len(segment.context)))
                 if not start or len(turns[-1].versions()) != len(read_f32(body.logprobs)):
                     raise Terminal(f"turn {body.turn} at offset {offset} names no version or context for its tokens")

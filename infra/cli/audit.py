@@ -134,13 +134,13 @@ def resample(context: Context, session_id: str) -> None:
     async def work(_tell: Say) -> Resampled:
         from odradek.actors.runtime.store import log_of, object_store
         from odradek.actors.trainer.resample import resample as computed
-        from odradek.infra.cli.session import read_records
         from odradek.infra.cluster.deployment import deployment_of
         from odradek.infra.config.services import endpoints
+        from odradek.infra.observe.lookup import read_session
 
         deployment = deployment_of(context.config, endpoints(context.config, ray=False))
         async with log_of(deployment) as event_log:
-            found, records = await read_records(event_log, session_id)
+            found, records = await read_session(event_log, session_id)
             return await computed(event_log, object_store(deployment), found, records)
 
     from odradek.actors.trainer.resample import resampled_text

@@ -1,9 +1,11 @@
-"""`odradek session`: list what has run, and read one session from the log. Only the broker has to run."""
+"""`odradek session`: list what has run and read one session from the log (only the broker has to run); resume or fork
+one (in a running deployment)."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from odradek.infra.observe.fold import RunFold
     from odradek.infra.observe.sessions import SessionBook, SessionNote
     from odradek.infra.observe.transcript import Transcript
+    from odradek.infra.serve.again import Fork
     from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
     from odradek.streams.events.sessions import SessionOpened
     from odradek.streams.log import EventLog
@@ -47,7 +50,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.group(epilog=EXIT_CODES)
 def command() -> None:
-    """List sessions, or read one."""
+    """List sessions, read one, resume one, or fork one at any of its turns."""
 
 
 @command.command("list")
@@ -147,13 +150,81 @@ def show(context: Context, session_id: str) -> None:
     context.result(found, as_text(found))
 
 
+@command.command
+@click.argument("session_id", metavar="ID")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it to its end, or only hand it over.")
+@command_options
+def resume(context: Context, session_id: str, wait: bool) -> None:
+    """Let session ID go on from its last logged step.
+
+    For a session whose command or host is gone: its files, its context and what its calls changed are taken from the
+    log, on whatever host its actor runs now. A session that has ended is only shown. Nobody's folder is changed. Needs
+    a running deployment (odradek up).
+    """
+    _take_up(context, session_id, None, wait)
+
+
+@command.command
+@click.argument("session_id", metavar="ID")
+@click.option(
+    "--at",
+    required=True,
+    type=click.IntRange(0),
+    metavar="TURN",
+    help="Turn to sample anew: turns 0 to TURN-1 are kept.",
+)
+@click.option("--message", default="", help="What to ask at the end of the kept history.")
+@click.option(
+    "--version", type=click.IntRange(0), metavar="N", help="Sample wholly under this weight version [the current one]."
+)
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it to its end, or only open it.")
+@command_options
+def fork(context: Context, session_id: str, at: int, message: str, version: int | None, wait: bool) -> None:
+    """Branch off a new session from session ID at a turn.
+
+    The fork begins with the very tokens and files that the turn was sampled from, and goes on under a seed of its own
+    and the weights of now. It belongs to no group: it is neither graded nor trained. Needs a running deployment
+    (odradek up).
+    """
+    from odradek.infra.serve.again import Fork
+
+    _take_up(context, session_id, Fork(at, message, version), wait)
+
+
+def _take_up(context: Context, session_id: str, fork: Fork | None, wait: bool) -> None:
+    from odradek.infra.cluster.standing import attached
+    from odradek.infra.config.services import endpoints
+    from odradek.infra.serve.again import take_up
+    from odradek.infra.serve.screen import Screen
+    from odradek.infra.serve.view import diff_lines
+
+    endpoints(context.config)  # a deployment that does not run is said before anything is read
+    screen = Screen(to_stderr=context.as_json)
+    context.say("joining the deployment")
+    with attached(context.config) as deployment:
+        done = asyncio.run(take_up(deployment, screen, session_id, fork, wait=wait))
+    if wait:
+        screen.show(diff_lines(done.diff))
+    context.result(
+        {
+            "session_id": done.session_id,
+            "end": done.end,
+            "turns": done.turns,
+            "diff": done.diff,
+            "weight_versions": list(done.weight_versions),
+        },
+        f"session {done.session_id}: {done.end or 'handed over'}" + (f" after {done.turns} turns" if done.end else ""),
+    )
+
+
 async def read_transcript(event_log: EventLog, wanted: str, config: Config) -> Transcript:
     """Everything the log has of one session; `UsageError` if there is none, or several begin so."""
+    from odradek.infra.observe.lookup import read_session
     from odradek.infra.observe.transcript import transcript
     from odradek.streams import topics
     from odradek.streams.events.sessions import SessionOpened
 
-    session_id, records = await read_records(event_log, wanted)
+    session_id, records = await read_session(event_log, wanted)
     opened = next((body for *_, body in records if isinstance(body, SessionOpened)), None)
     files = await _start(event_log, opened)
     found = transcript(
@@ -167,47 +238,6 @@ async def read_transcript(event_log: EventLog, wanted: str, config: Config) -> T
     if found is None:
         raise UsageError(f"session {session_id}: its opening is not on the log")
     return found
-
-
-async def read_records(event_log: EventLog, wanted: str) -> tuple[str, list[Any]]:
-    """The whole id of the session that is called so, or whose id alone begins so, and its records."""
-    records = await _records(event_log, wanted)
-    if records:
-        return wanted, records
-    session_id = await _completed(event_log, wanted)
-    return session_id, await _records(event_log, session_id)
-
-
-async def _records(event_log: EventLog, session_id: str) -> list[Any]:
-    from odradek.streams import topics
-    from odradek.streams.errors import UndecodableRecord
-
-    records = []
-    partition = topics.SESSIONS.partition_of(session_id)
-    start = await event_log.beginning(topics.SESSIONS.name, partition)
-    async for record in event_log.read_key(topics.SESSIONS.name, session_id, start=start):
-        try:
-            records.append((record.ref.offset, record.event.id, record.event.meta, record.event.body))
-        except UndecodableRecord:
-            continue  # `dlq list` shows it; the rest of the session is still worth reading
-    return records
-
-
-async def _completed(event_log: EventLog, prefix: str) -> str:
-    """The one session id that begins so."""
-    from odradek.streams import topics
-
-    found: set[str] = set()
-    for partition, end in (await event_log.stable_ends(topics.SESSIONS.name)).items():
-        start = await event_log.beginning(topics.SESSIONS.name, partition)
-        async for record in event_log.read(topics.SESSIONS.name, partition, start, end):
-            if (record.key or "").startswith(prefix):
-                found.add(record.key or "")
-    if len(found) == 1:
-        return found.pop()
-    if found:
-        raise UsageError(f"{len(found)} sessions begin with {prefix!r}: {', '.join(sorted(found)[:3])}, …")
-    raise UsageError(f"no session {prefix!r} on the log; `odradek session list` shows what there is")
 
 
 async def _start(event_log: EventLog, opened: SessionOpened | None) -> dict[str, bytes]:

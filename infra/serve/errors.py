@@ -23,6 +23,12 @@ class SubjectRefused(ServeError):
     exit_code: ClassVar[int] = 2
 
 
+class SessionRefused(ServeError):
+    """The session can't be resumed or forked like this; the message says what is missing or what to ask instead."""
+
+    exit_code: ClassVar[int] = 2
+
+
 class ThroughLink(ServeError):
     """A path goes through a symbolic link, so that following it could leave the folder."""
 

@@ -192,7 +192,7 @@ class Serving:
 
     async def run(self) -> Served:
         """To the session's end. Raises SessionFault if it can't be seen there."""
-        await self._hand_over()
+        await self.hand_over()
         try:
             end = await self._follow(time.monotonic() + self.spec.opened.budget.wall_seconds + SLACK_S)
         except asyncio.CancelledError:
@@ -201,7 +201,8 @@ class Serving:
         deltas = await from_logged(self._fold.state.deltas, self._blobs)
         return Served(self._fold.state, end, fold(self._copied, deltas))
 
-    async def _hand_over(self) -> None:
+    async def hand_over(self) -> None:
+        """Give the session to its host, which runs it whether anybody follows or not."""
         deadline = time.monotonic() + START_S
         while True:
             try:
