@@ -71,7 +71,7 @@ class EnvironmentActor:
         self._running = asyncio.Semaphore(deployment.max_commands)
         self._opening = asyncio.Semaphore(deployment.max_commands)
         self._loop = LoopThread(name)
-        self._loop.submit(self._start()).result(START_DEADLINE_S)
+        self._loop.begin(self._start(), START_DEADLINE_S)
         self._loop.main(end_with(self._driver), name)
 
     async def _start(self) -> None:

@@ -61,7 +61,7 @@ class ServingActor:
         self._loads = 0
         self._boot_id = str(uuid.uuid4())
         self._loop = LoopThread(name)
-        self._loop.submit(self._start()).result(START_DEADLINE_S)
+        self._loop.begin(self._start(), START_DEADLINE_S)
         self._loop.main(self._follow(), name)
 
     async def _start(self) -> None:

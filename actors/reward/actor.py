@@ -57,7 +57,7 @@ class RewardActor:
         self._busy_ms = 0.0
         self._tracing = Tracing.of(deployment.otlp_endpoint, name)
         self._loop = LoopThread(name)
-        self._loop.submit(self._start()).result(START_DEADLINE_S)
+        self._loop.begin(self._start(), START_DEADLINE_S)
         self._loop.main(end_with(self._driver), name)
         self._loop.main(self._consumer.run(), name)
 

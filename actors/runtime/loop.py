@@ -10,10 +10,12 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import ray
 import uvloop
 
 from odradek.streams.errors import ProducerFenced
@@ -23,6 +25,9 @@ log = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 10.0
 """Seconds a loop may take to end its tasks. Too low cuts off a commit; too high delays `odradek down`."""
+
+BEGIN_PAUSE_S = 1.0
+"""Seconds between two starts of an actor that cannot start. Too low: the host does nothing but start processes."""
 
 
 class LoopThread:
@@ -39,6 +44,20 @@ class LoopThread:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def begin(self, work: Coroutine[Any, Any, T], deadline_s: float) -> T:
+        """The actor's start: run it and wait for it, in the constructor. In a first start an error is raised, and `up`
+        says it. A restarted actor must not raise: Ray gives an actor whose constructor raised up for good, and a broker
+        that is away just then would do. So it ends its process, and Ray starts another, until one comes up."""
+        try:
+            return self.submit(work).result(deadline_s)
+        except BaseException:
+            if not _restarted():
+                raise
+            log.exception("%s could not start again; ending the process for another try", self._thread.name)
+            logging.shutdown()
+            time.sleep(BEGIN_PAUSE_S)
+            os._exit(70)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it on the caller's."""
@@ -81,6 +100,13 @@ class LoopThread:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=STOP_DEADLINE_S / 2) if tasks else None
+
+
+def _restarted() -> bool:
+    """Whether Ray has started this actor before; a plain object outside of Ray it has not."""
+    if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return False
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _fenced(error: BaseException) -> ProducerFenced | None:

@@ -31,6 +31,9 @@ from odradek.streams.events.sessions import CancelRequested, MessageReceived
 
 log = logging.getLogger(__name__)
 
+START_DEADLINE_S = 60.0
+"""Seconds to reach the broker and find the other actors."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
@@ -57,7 +60,7 @@ class SessionActor:
         self._template = XmlTemplate(Tokenizer.from_file(Path(deployment.tokenizer_file)))
         self._effects = {tool.name: tool.effect for tool in TOOLS.values()}
         self._loop = LoopThread(name)
-        self._loop.submit(self._start()).result(60)
+        self._loop.begin(self._start(), START_DEADLINE_S)
 
     async def _start(self) -> None:
         self._log = log_of(self._deployment)

@@ -182,6 +182,7 @@ DAMAGE: list[tuple[str, str, Damage]] = [
         "every_token_has_its_log_probability",
         change("sessions.v1", TurnSampled, lambda body: msgspec.structs.replace(body, logprobs=f32([0.5]))),
     ),
+    ("tamper evidence", "the_log_is_as_it_was_signed", untold(altered=["sessions.v1/3@7: changed"])),
     ("consent", "production_is_trained_on_with_consent_only", of_another),
     (
         "failure is no reward",

@@ -340,6 +340,14 @@ def _consented(world: World, subject: str, end: int) -> bool:
     return bool(told) and isinstance(told[-1], ConsentGranted)
 
 
+# -- 10: tamper evidence ----------------------------------------------------------------------------------------------
+
+
+@_guarantee("tamper evidence")
+def the_log_is_as_it_was_signed(world: World) -> Iterator[str]:
+    yield from world.altered
+
+
 # -- 11: a failure of ours is never a reward --------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from odradek.actors.notary.access import own_keys, vault_of
 from odradek.actors.projections.actor import SNAPSHOT
 from odradek.infra.cluster import actors
 from odradek.infra.cluster.session import Running, deployment_up
@@ -28,6 +29,7 @@ from odradek.infra.observe.follow import RunFollower
 from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import Stack
 from odradek.streams import topics
+from odradek.streams.audit.verify import verify as audit
 from odradek.streams.envelope import Record
 from odradek.streams.errors import StreamError
 from odradek.streams.events.sessions import SessionCompleted, SessionFailed, SessionOpened
@@ -390,17 +392,19 @@ class Crash:
         self._say("reading the whole log and rebuilding every batch")
         records = [record for topic in topics.BY_NAME async for record in self._everything(topic)]
         report = await rebuild_all(self._log, self._lane)
+        altered = await self._audited()
         world = world_of(
             records,
             acknowledged=self._load.acknowledged,
             rebuilt={batch.batch_id: batch.identical for batch in report.batches},
             answers=answers,
             left=left,
+            altered=altered,
             waits=self._waits,
             settled=settled,
         )
         kinds = Counter(type(seen.body).__name__ for rows in world.log.values() for seen in rows)
-        self._outcome.counts = {
+        self._outcome.counts |= {
             "acknowledged": len(world.acknowledged), "records": len(records), "sessions": len(world.sessions),
             "resumed": kinds["SessionResumed"], "failed": kinds["SessionFailed"], "results": kinds["ToolCompleted"],
             "groups": kinds["GroupOpened"], "replaced": kinds["MemberReplaced"],
@@ -408,6 +412,21 @@ class Crash:
             "steps": kinds["StepCompleted"],
         }  # fmt: skip
         return world
+
+    async def _audited(self) -> list[str]:
+        """What the log's own notary lets one see of it; nothing where the deployment has none."""
+        deployment = self._cluster.deployment
+        settings = deployment.audit
+        if not settings.enabled:
+            return []
+        vault = vault_of(deployment.store, settings)
+        try:
+            opened = await vault.open()
+            report = await audit(self._log, vault if opened else None, settings.name, own_keys(settings))
+        finally:
+            vault.close()
+        self._outcome.counts["anchored"] = report.verified
+        return [] if report.ok else [*map(str, report.findings)] or ["nothing is anchored"]
 
 
 TAGS: dict[str, Any] = {

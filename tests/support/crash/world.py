@@ -50,6 +50,8 @@ class World:
     answers: Sequence[Answer] = ()
     left: Sequence[str] = ()
     """Processes, mounts, control groups and sandboxes found after the end."""
+    altered: Sequence[str] = ()
+    """What `audit verify` found, or why it could say nothing."""
     waits: Sequence[str] = ()
     """Waits that ran out of their deadline."""
     settled: bool = True
