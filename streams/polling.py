@@ -85,10 +85,12 @@ class Poller:
             return []
         except kafka.NoOffsetForPartitionError:
             return []  # partitions were just given to this member; it is about to set their positions
-        except (UnicodeDecodeError, kafka.CorruptRecordException):
+        except kafka.CorruptRecordException:
             return await self._raw(consumer, tps)
         except (kafka.KafkaError, OSError) as error:
             raise clients.translated(self._config, error, "reading", self._bare(tps)) from error
+        except Exception:  # header names that are no text, or whatever else a damaged batch brings about in the library
+            return await self._raw(consumer, tps)
         return await self.redeemed(
             [
                 record_of(topic, one)

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import errors as kafka
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.default_records import _DefaultRecordBatchPy
-from aiokafka.record.util import decode_varint
+from aiokafka.record.util import decode_varint_py as decode_varint  # the fast one reads on beyond the buffer's end
 
 from odradek.streams.errors import DecodeError, Retryable
 
@@ -52,11 +52,14 @@ async def read_raw(consumer: AIOKafkaConsumer, tp: TopicPartition, position: int
     if error_code:
         raise Retryable(f"fetching {tp.topic}/{tp.partition}@{position} again: {kafka.for_code(error_code).__name__}")
     aborted = rest[2] if response.API_VERSION >= 11 else rest[-2]
-    return _parse(bytes(rest[-1] or b""), tp, position, {producer for producer, _ in aborted or ()})
+    return parse(bytes(rest[-1] or b""), tp, position, list(aborted or ()))
 
 
-def _parse(data: bytes, tp: TopicPartition, position: int, aborted: set[int]) -> tuple[list[RawRecord], int]:
-    """The batch holding `position`. A batch of an aborted transaction or of markers has nothing to show."""
+def parse(
+    data: bytes, tp: TopicPartition, position: int, aborted: list[tuple[int, int]]
+) -> tuple[list[RawRecord], int]:
+    """The batch holding `position`. A batch of an aborted transaction or of markers has nothing to show; `aborted` are
+    the transactions (producer, first offset) that end, aborted, at `position` or later."""
     start = 0
     while start + LOG_OVERHEAD <= len(data):
         (length,) = struct.unpack_from(">i", data, start + 8)
@@ -65,15 +68,22 @@ def _parse(data: bytes, tp: TopicPartition, position: int, aborted: set[int]) ->
             break
         batch = _DefaultRecordBatchPy(bytearray(data[start:end]))
         if batch.next_offset > position:
-            return _records(batch, tp, position, aborted), batch.next_offset
+            try:
+                return _records(batch, tp, position, aborted), batch.next_offset
+            except DecodeError:
+                raise
+            except Exception as error:  # lengths that lead nowhere, compressed bytes that are none
+                what = f"record batch can't be read ({type(error).__name__})"
+                raise DecodeError.at(what, tp.topic, tp.partition, batch.base_offset) from error
         start = end
     raise DecodeError.at("no whole record batch", tp.topic, tp.partition, position)
 
 
-def _records(batch: Any, tp: TopicPartition, position: int, aborted: set[int]) -> list[RawRecord]:
+def _records(batch: Any, tp: TopicPartition, position: int, aborted: list[tuple[int, int]]) -> list[RawRecord]:
     if not batch.validate_crc():
         raise DecodeError.at("record batch fails its checksum", tp.topic, tp.partition, batch.base_offset)
-    if batch.is_control_batch or (batch.is_transactional and batch.producer_id in aborted):
+    undone = any(batch.producer_id == producer and first <= batch.base_offset for producer, first in aborted)
+    if batch.is_control_batch or (batch.is_transactional and undone):
         return []
     batch._maybe_uncompress()
     buffer, cursor, found = bytes(batch._buffer), batch._pos, []
@@ -81,14 +91,15 @@ def _records(batch: Any, tp: TopicPartition, position: int, aborted: set[int]) -
         record, cursor = _record(buffer, cursor, batch, tp)
         if record.offset >= position:
             found.append(record)
+    if cursor != len(buffer):
+        raise ValueError(f"{len(buffer) - cursor} bytes behind the last record")
     return found
 
 
 def _record(buffer: bytes, cursor: int, batch: Any, tp: TopicPartition) -> tuple[RawRecord, int]:
     """One record of format v2: varint length, attributes, time and offset deltas, key, value, headers."""
-    _, cursor = decode_varint(buffer, cursor)
-    _, cursor = decode_varint(buffer, cursor)
-    time_delta, cursor = decode_varint(buffer, cursor)
+    length, start = decode_varint(buffer, cursor)
+    time_delta, cursor = decode_varint(buffer, start + 1)
     offset_delta, cursor = decode_varint(buffer, cursor)
     key, cursor = _chunk(buffer, cursor)
     value, cursor = _chunk(buffer, cursor)
@@ -98,6 +109,8 @@ def _record(buffer: bytes, cursor: int, batch: Any, tp: TopicPartition) -> tuple
         name, cursor = _chunk(buffer, cursor)
         content, cursor = _chunk(buffer, cursor)
         headers.append((name or b"", content))
+    if cursor != start + length:
+        raise ValueError(f"a record of {length} bytes with {cursor - start} bytes in it")
     return RawRecord(
         topic=tp.topic,
         partition=tp.partition,
@@ -114,4 +127,6 @@ def _chunk(buffer: bytes, cursor: int) -> tuple[bytes | None, int]:
     length, cursor = decode_varint(buffer, cursor)
     if length < 0:
         return None, cursor
+    if cursor + length > len(buffer):
+        raise ValueError(f"{length} bytes at {cursor} of {len(buffer)}")
     return buffer[cursor : cursor + length], cursor + length

@@ -11,7 +11,8 @@ object a round in the vault. Guarantees:
   before its anchor, or a vault that knows more rounds than the log, stops it (`odradek audit verify` names the place).
 Waits: for records (nothing is owed), for broker and store (their deadlines). Unblocked by any append.
 
-Guarantee 10 (tests/GUARANTEES.md): test_audit_tamper.py, test_audit_proofs.py, test_audit_notary.py.
+Guarantee 10 (tests/GUARANTEES.md): test_audit_tamper.py, test_audit_proofs.py, test_audit_notary.py,
+test_audit_segments.py, test_cli_audit.py.
 """
 
 from __future__ import annotations
