@@ -69,6 +69,11 @@ class Vault(S3Store):
         try:
             self._client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True, **where)
         except botocore.exceptions.ClientError as error:
+            if _code(error) in ("AccessDenied", "403"):
+                raise Terminal(
+                    f"there is no bucket {bucket} for the notary's rounds, and these credentials can't create it: "
+                    f"create it with object lock, name another one in audit.bucket, or set audit.enabled=false"
+                ) from error
             if _code(error) not in NO_LOCK:
                 raise
             self._client.create_bucket(Bucket=bucket, **where)

@@ -119,6 +119,14 @@ def test_bytes_moved_from_one_field_to_the_next_are_a_change() -> None:
         assert [checked(anchors, [now]) is None for now in cuts] == [now is was for now in cuts]
 
 
+def test_a_header_name_that_is_no_text_is_not_the_text_that_it_is_shown_as() -> None:
+    ref = RecordRef(*PLACE, 0)
+    bytes_ff = Record(ref, b"k", b"v", (("\\xff", b"c"),), 0, raw_names=(b"\xff",))
+    four_letters = Record(ref, b"k", b"v", (("\\xff", b"c"),), 0)
+    assert checked(anchored([bytes_ff], 1), [bytes_ff]) is None
+    assert checked(anchored([bytes_ff], 1), [four_letters]) is not None
+
+
 @many
 @given(records=partitions(), interval=intervals, data=st.data())
 def test_a_dropped_record_is_located(records: list[Record], interval: int, data: st.DataObject) -> None:
