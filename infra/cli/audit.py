@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, CaseFailed, Context, command_options
-from odradek.infra.cli.log import Say, opened_log, run
+from odradek.infra.cli.log import Say, broker, run
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ def verify(context: Context, topic: str | None, keys: tuple[str, ...], log_only:
 
     async def work(tell: Say) -> AuditReport:
         from odradek.streams.audit.verify import verify as verified
+        from odradek.streams.log import EventLog
 
         settings, vault, trusted = await _trust(context, keys, log_only)
-        async with opened_log(context) as event_log:
+        async with EventLog(broker(context.config)) as event_log:  # no subject's key: stored bytes are all it needs
             return await verified(event_log, vault, settings.name, trusted, only=topic, say=tell)
 
     report = run(context, "verifying", work)
@@ -104,9 +105,10 @@ def prove(context: Context, ce_id: str, topic: str | None, keys: tuple[str, ...]
         from odradek.streams.audit.proof import NotProvable, find
         from odradek.streams.audit.proof import prove as proved
         from odradek.streams.audit.verify import gather_anchors
+        from odradek.streams.log import EventLog
 
         settings, vault, trusted = await _trust(context, keys, log_only)
-        async with opened_log(context) as event_log:
+        async with EventLog(broker(context.config)) as event_log:  # no subject's key: stored bytes are all it needs
             record = await find(event_log, ce_id, topic, tell)
             if record is None:
                 raise UsageError(f"no event with ce_id {ce_id!r} on {topic or 'any audited topic'}")

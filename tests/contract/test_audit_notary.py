@@ -10,6 +10,7 @@ import asyncio
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -29,9 +30,12 @@ from odradek.streams.blobs import S3Config
 from odradek.streams.config import KafkaConfig
 from odradek.streams.errors import ProducerFenced, StoreUnreachable, Terminal
 from odradek.streams.events.groups import GroupDiscarded
+from odradek.streams.events.meta import Meta
 from odradek.streams.events.sessions import MessageReceived
 from odradek.streams.events.weights import CurrentWeights
 from odradek.streams.log import EventLog
+from odradek.streams.privacy.keys import KeyFiles
+from odradek.streams.privacy.ring import KeyRing
 from odradek.streams.testing import an_event, fresh_config
 from odradek.streams.transactions import Stage
 
@@ -377,3 +381,23 @@ async def test_what_is_hashed_are_stored_bytes_whatever_a_reader_would_make_of_t
     )
     answer, _ = await asyncio.wait_for(process.communicate(msgspec.json.encode(given)), 120)
     assert answer.decode().strip() == f"True {len(FOREIGN)}"
+
+
+# -- guarantee 9 -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_chain_of_an_erased_subject_stays_valid(world: World, tmp_path: Path) -> None:
+    """What was encrypted for a subject is chained as it lies there; whoever has no key, or no longer, verifies it."""
+    ring = KeyRing(KeyFiles(tmp_path / "keys"))
+    async with EventLog(world.log.config, keys=ring) as log:
+        for number in range(6):
+            event = an_event(MessageReceived(message_id=f"m{number}", text="mine"), number, meta=Meta(subject="ann"))
+            await log.append("sessions.v1", "s", event)
+    await world.notary().once()
+    records = [one async for one in world.log.read("sessions.v1", topics.SESSIONS.partition_of("s"), 0)]
+    assert b"mine" not in b"".join(one.value or b"" for one in records)
+    await ring.destroy("ann", "asked")
+    report = await world.verify()
+    assert (report.findings, report.verified) == ([], 6)
+    anchors = await read_anchors(world.log, world.settings.name, {world.key.public})
+    assert (await prove(world.log, anchors, records[2])).record.value == records[2].value
