@@ -111,6 +111,14 @@ class ObjectStoreContract:
         await store.put(f"{key}-other", b"x")
         assert await store.list(f"{key}/") == [f"{key}/a", f"{key}/b", f"{key}/c/d"]
 
+    async def test_remove_takes_all_of_a_prefix_and_nothing_else(self, store: ObjectStore, key: str) -> None:
+        for name in (f"{key}/a", f"{key}/b/c", f"{key}-other"):
+            await store.put(name, b"x")
+        removal = await store.remove(f"{key}/")
+        assert (removal.removed, removal.kept) == (2, [])
+        assert await store.list(key) == [f"{key}-other"]
+        assert (await store.remove(f"{key}/")).removed == 0
+
     async def test_an_empty_object_is_an_object(self, store: ObjectStore, key: str) -> None:
         assert await store.put_if_absent(key, b"") is True
         assert await store.get(key) == b""

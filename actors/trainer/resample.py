@@ -201,6 +201,11 @@ def judged(
 
 async def resample(event_log: EventLog, store: ObjectStore, session_id: str, records: list[SessionRecord]) -> Resampled:
     """Computes a session again. Raises Terminal or CheckpointError naming the version whose weights are not there."""
+    if any(meta.cipher is not None for _, _, meta, _ in records):
+        raise Terminal(
+            f"session {session_id} cannot be computed again: its content cannot be read here, because its subject was "
+            f"erased or their key is not in this key store (privacy.keys)"
+        )
     opened, turns = logged_turns(records)
     published = (await versions_of(event_log, opened.policy)).published
     policies: dict[int, Policy] = {}

@@ -59,9 +59,9 @@ def command(context: Context, keep: bool, bench: bool) -> None:
 
 def run_once(context: Context, config: Config, *, keep: bool) -> DemoOutcome:
     """One whole run on a deployment that is up for it."""
+    from odradek.actors.runtime.store import log_of
     from odradek.infra.cluster.session import deployment_up
     from odradek.infra.demo.run import Demo, DemoSettings
-    from odradek.streams.log import EventLog
 
     section = config.demo
     settings = DemoSettings(
@@ -77,7 +77,7 @@ def run_once(context: Context, config: Config, *, keep: bool) -> DemoOutcome:
     with deployment_up(config, context.say, keep=keep) as running:
 
         async def job() -> DemoOutcome:
-            async with EventLog(running.deployment.kafka) as event_log:
+            async with log_of(running.deployment) as event_log:
                 return await Demo(running.deployment, settings, event_log, running.states, context.say).run()
 
         return asyncio.run(job())

@@ -77,10 +77,10 @@ def _train(
     context: Context, config: Config, branch: Branch | None, minutes: float | None, keep: bool
 ) -> tuple[RunFold, RebuildReport, int]:
     """What the log says at the end, and how many steps the lane had before."""
+    from odradek.actors.runtime.store import log_of
     from odradek.infra.cluster.session import deployment_up
     from odradek.infra.demo.run import Demo, DemoSettings
     from odradek.infra.observe.follow import RunFollower
-    from odradek.streams.log import EventLog
 
     settings = DemoSettings(
         seed=config.demo.seed, train_seconds=(minutes or config.demo.minutes) * 60, attempts=config.lane.attempts
@@ -88,7 +88,7 @@ def _train(
     with deployment_up(config, context.say, keep=keep, branch=branch) as running:
 
         async def job() -> Any:
-            async with EventLog(running.deployment.kafka) as event_log:
+            async with log_of(running.deployment) as event_log:
                 lane = running.deployment.lane
                 fold = await RunFollower(event_log).refresh()
                 before = sum(step.lane == lane.lane for step in fold.steps)

@@ -10,6 +10,8 @@ finished by running it again (fault points `erasure.*`):
 
 A log cannot forget: what was written before there was a key store, or by a foreign client in plain text, stays
 readable, and is reported so with its coordinates.
+
+Guarantee 9 (tests/GUARANTEES.md): test_privacy_erasure.py, test_privacy_cli.py, test_run_person.py.
 """
 
 from __future__ import annotations

@@ -21,16 +21,18 @@ from support.lane_world import LaneWorld, until
 from support.stored import stored_records
 from support.training_world import TRAINING, TrainingWorld
 
+from odradek.actors.trainer.loop import TrainerLoop
 from odradek.actors.trainer.testing import tiny_policy
 from odradek.infra.cli.exports import ExportedFiles, note
 from odradek.streams import faults, topics
+from odradek.streams.assembly.assembler import Assembler
 from odradek.streams.blobs import BlobStore, S3Config, S3Store
 from odradek.streams.codec import INLINE_LIMIT, i32
 from odradek.streams.config import KafkaConfig
 from odradek.streams.consumers import GroupConsumer, Retry
 from odradek.streams.dlq import DeadLetters
 from odradek.streams.envelope import Record, event_id
-from odradek.streams.errors import SubjectErased
+from odradek.streams.errors import KeyUnavailable, SubjectErased
 from odradek.streams.events.meta import Meta
 from odradek.streams.events.sessions import (
     FileChange,
@@ -340,6 +342,43 @@ async def test_an_erased_member_is_named_and_the_rest_of_every_batch_still_verif
     again = await world.erasure().run("ann")
     assert again.exclusion.batches == 1 and again.exclusion.broken == [] and again.done
     assert [one.identical for one in (await rebuild_all(world.log, lane.lane)).batches] == [False, True]
+
+
+async def test_whoever_lacks_the_keys_assembles_verifies_and_trains_nothing_of_theirs(
+    world: PrivateWorld, warm_start: Path
+) -> None:
+    """A wrong key store is no erasure: the line stops and says so, and zeros are never taken for tokens."""
+    lane = world.lane
+    await lane.grant("ann")
+    await lane.group(origin="production", subject="ann")
+    elsewhere = KeyRing(KeyFiles(world.data / "other-keys"))
+    async with EventLog(world.log.config, world.blobs, elsewhere) as without:
+        with pytest.raises(KeyUnavailable, match="of subject 'ann' may be trained on and cannot be read"):
+            await asyncio.wait_for(Assembler(without, lane.lane).run(), 120)
+        assert await lane.batches() == []
+        training = TrainingWorld(lane, world.blobs.store, warm_start, uuid.uuid4().hex)  # type: ignore[arg-type]
+        await training.assemble(1, groups=0)
+        with pytest.raises(KeyUnavailable, match="key store lacks the key of subject 'ann'"):
+            await rebuild_all(without, lane.lane)
+        blind = TrainerLoop(without, training.checkpoints, lane.configuration(), warm_start, None)
+        with pytest.raises(KeyUnavailable):
+            await asyncio.wait_for(blind.run(), 120)
+    assert await lane.steps() == []
+    await training.train(1)
+
+
+async def test_a_key_that_is_gone_without_a_request_on_the_log_stops_the_assembler(world: PrivateWorld) -> None:
+    """The log was restored to a time before the erasure: it has to be told again, not passed over."""
+    await world.lane.grant("ann")
+    await world.lane.group(origin="production", subject="ann")
+    await world.ring.destroy("ann", "in another history")
+    with pytest.raises(KeyUnavailable, match="settle it with `odradek subject erase`"):
+        await asyncio.wait_for(Assembler(world.log, world.lane.lane).run(), 120)
+    assert (await world.erasure().run("ann")).done
+    await world.lane.group()
+    await TrainingWorld(world.lane, world.blobs.store, Path(), "x").assemble(1, groups=0)  # type: ignore[arg-type]
+    ((_, batch),) = await world.lane.batches()
+    assert [group.reason for group in batch.dropped] == ["consent"]
 
 
 async def test_a_leaf_does_not_confirm_a_guess_about_erased_text(world: PrivateWorld) -> None:
