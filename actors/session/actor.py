@@ -28,11 +28,16 @@ from odradek.actors.telemetry.tracing import Tracing
 from odradek.actors.tools.redact import redact
 from odradek.actors.tools.registry import TOOLS
 from odradek.streams.events.sessions import CancelRequested, MessageReceived
+from odradek.streams.ownership import SessionRecord
 
 log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 60.0
 """Seconds to reach the broker and find the other actors."""
+
+
+Histories = asyncio.Task[dict[str, list[SessionRecord]]]
+"""What the log has of the sessions that were handed over together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +94,10 @@ class SessionActor:
     # -- on the actor's own loop -------------------------------------------------------------------------------
 
     async def _open(self, specs: list[SessionSpec]) -> None:
-        for spec in specs:
-            if spec.session_id in self._tasks:
-                continue
+        taken = [spec for spec in specs if spec.session_id not in self._tasks]
+        floors = {spec.session_id: spec.history_floor for spec in taken if spec.history_floor is not None}
+        histories = asyncio.create_task(self._journal.read_many(floors)) if floors else None
+        for spec in taken:
             runner = SessionRunner(
                 spec,
                 template=self._template,
@@ -102,13 +108,12 @@ class SessionActor:
                 observe=self._tracing.observe,
             )
             self._runners[spec.session_id] = runner
-            self._tasks[spec.session_id] = asyncio.create_task(self._run(runner))
+            self._tasks[spec.session_id] = asyncio.create_task(self._run(runner, histories))
 
-    async def _run(self, runner: SessionRunner) -> None:
+    async def _run(self, runner: SessionRunner, histories: Histories | None) -> None:
         session_id = runner.spec.session_id
         try:
-            floor = runner.spec.history_floor
-            history = [] if floor is None else await self._journal.read(session_id, floor)
+            history = (await asyncio.shield(histories)).get(session_id, []) if histories is not None else []
             self._tracing.restore(session_id, history)
             await runner.run(history)
         except Exception:
