@@ -1,6 +1,7 @@
 """The controller's shell: feeds the pure core from the log, commits what it decides, hands members to their hosts.
 
-For its loop: consumes tasks.v1, rewards.v1, batches.v1, weights.v1; produces groups.v1 and weights.current.v1, both
+For its loop: consumes tasks.v1 and every tenant's tasks.v1.TENANT (those configured and those that the broker has when
+it starts), rewards.v1, batches.v1, weights.v1; produces groups.v1 and weights.current.v1, both
 in one transaction a tick under one transactional id (a controller that another one has taken over from is fenced and
 stands down: it stays up, places nothing, says so in `state`, so that exactly one goes on); waits
 for session actors (`STATUS_TIMEOUT_S`), the broker (the log's deadlines); unblocked by whatever arrives or by the tick.
@@ -15,8 +16,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -31,6 +33,7 @@ from odradek.actors.session.actor import HostStatus
 from odradek.actors.session.ports import start_of
 from odradek.actors.session.runner import SessionSpec
 from odradek.streams import topics
+from odradek.streams.admin import existing
 from odradek.streams.dlq import DeadLetters, Why
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.errors import UndecodableRecord
@@ -79,6 +82,7 @@ class ControllerActor:
             "fault": self._loop.stood_down,
             "open_groups": core.backlog.open_groups,
             "waiting_tasks": len(core.queue),
+            "tenants": core.shares().sessions,
             "expected_staleness": core.backlog.expected_staleness,
             "keep_rate": core.backlog.keep_rate,
             "assembled": core.assembled,
@@ -113,28 +117,39 @@ class ControllerActor:
 
     async def _recover(self, outputs: list[tuple[str, int]]) -> dict[str, dict[int, int]]:
         """Fold its own past; returns where to follow each input from."""
-        tasks_low = dict(enumerate(self._deployment.lane.tasks_low))
+        lane = self._deployment.lane
+        low = {
+            name: list(offsets) for name, offsets in [(topics.TASKS.name, lane.tasks_low), *lane.tenants_low.items()]
+        }
         oldest_open: dict[str, int] = {}
         decided = await self._log.stable_ends(topics.GROUPS.name, [number for _, number in outputs])
         for topic, number in outputs:
             async for record in self._readable(topic, number, decided[number]):
                 body = record.event.body
                 self._core.apply_group(record.ref.offset, body)
-                if isinstance(body, GroupOpened):
+                if isinstance(body, GroupOpened) and body.policy == lane.policy:
                     oldest_open[body.group_id] = record.timestamp_ms
-                    for partition, low in enumerate(body.tasks_low):
-                        tasks_low[partition] = max(low, tasks_low.get(partition, 0))
+                    for name, offsets in [(topics.TASKS.name, body.tasks_low), *body.tenants_low.items()]:
+                        known = low.get(name, [])
+                        low[name] = [max(pair) for pair in zip_longest(known, offsets, fillvalue=0)]
         self._core.recovered()
         async for record in self._readable(topics.WEIGHTS_CURRENT.name, 0):
             self._core.on_current(record.event.body)
         since = min((oldest_open[group] for group in self._core.groups), default=None)
         return {
             topics.GROUPS.name: decided,
-            topics.TASKS.name: {p: tasks_low.get(p, 0) for p in await self._log.partitions(topics.TASKS.name)},
+            **{name: _starts(name, low.get(name, [])) for name in await self._task_topics()},
             topics.REWARDS.name: await self._rewards_start(since),
             topics.WEIGHTS.name: {0: await self._log.beginning(topics.WEIGHTS.name, 0)},
             topics.BATCHES.name: {outputs[0][1]: await self._log.beginning(topics.BATCHES.name, outputs[0][1])},
         }
+
+    async def _task_topics(self) -> list[str]:
+        """Of every tenant, the deployment's own first. A tenant's topic that is made later is followed from the next
+        start on."""
+        configured = {topics.TASKS.for_tenant(tenant) for tenant in self._deployment.tenants}
+        there = {name for name in await existing(self._deployment.kafka) if name.startswith(f"{topics.TASKS.name}.")}
+        return [topics.TASKS.name, *sorted(configured | there)]
 
     async def _rewards_start(self, since_ms: int | None) -> dict[int, int]:
         """No verdict of an open group lies before the oldest open group's record."""
@@ -174,7 +189,7 @@ class ControllerActor:
         except UndecodableRecord as error:
             await self._set_aside(record, error)
             return
-        match record.ref.topic:
+        match topics.declared(record.ref.topic).name:
             case topics.TASKS.name:
                 self._core.on_task(record.ref, body)
             case topics.REWARDS.name:
@@ -194,6 +209,8 @@ class ControllerActor:
         if record.ref in self._written:
             self._written.discard(record.ref)
             return
+        if record.event.body.lane not in (self._deployment.lane.lane, EVAL_LANE):
+            return  # a lane of others that shares the partition
         log.warning("a decision of somebody else at %s", record.ref)
         await self._stage.check_owner()
         self._core.apply_group(record.ref.offset, record.event.body)
@@ -323,6 +340,7 @@ class ControllerActor:
             message=task.instruction,
             start=start_of(task),
             origin="eval" if opened.purpose == "eval" else "rl",
+            tenant=topics.tenant_of(opened.task.topic) or "default",
             correlation=opened.group_id,
             history_floor=floor,
         )
@@ -350,6 +368,11 @@ class ControllerActor:
 def within(budget: Budget, context: int) -> Budget:
     """A task may ask for more context than the policy has; then the session gets, and records, what there is."""
     return msgspec.structs.replace(budget, max_context_tokens=min(budget.max_context_tokens, context))
+
+
+def _starts(topic: str, low: Sequence[int]) -> dict[int, int]:
+    """By partition where to read a task topic from."""
+    return {number: low[number] if number < len(low) else 0 for number in range(topics.declared(topic).partitions)}
 
 
 def _temperature(task: TaskPublished) -> float:

@@ -1,5 +1,8 @@
 """Which waiting task is opened next, and whether now is the time. Pure.
 
+Tenants share by what they have under way (`Shares`); production is no tenant's task: it takes its slots before any of
+these is looked at.
+
 The staleness bound at admission: a group opened now joins the batch that comes after everything already under way.
 With o groups open, of which a share k is expected to be kept, m mixed groups sealed and not yet in a batch, and G
 kept groups a batch, that batch lies ``pending + (o * k + m) / G`` steps after the current version, where `pending`
@@ -15,6 +18,7 @@ Guarantee 6 (tests/GUARANTEES.md): test_assembly_v1.py, test_controller_core.py,
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from odradek.streams.events.meta import RecordRef
@@ -34,6 +38,7 @@ class WaitingTask:
     ref: RecordRef
     task: TaskPublished
     digest: str
+    tenant: str = ""
 
 
 @dataclass(slots=True)
@@ -78,30 +83,67 @@ class _Entry:
 
 
 class TaskQueue:
-    """Waiting tasks: evaluation before RL, then priority, then arrival."""
+    """Waiting tasks. Of one tenant: evaluation before RL, then priority, then arrival. Between tenants: `next_of`."""
 
     def __init__(self) -> None:
-        self._heap: list[_Entry] = []
+        self._heaps: dict[str, list[_Entry]] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return sum(map(len, self._heaps.values()))
 
     def push(self, waiting: WaitingTask) -> None:
         self._arrivals += 1
         purpose = 0 if waiting.task.purpose == "eval" else 1
         rank = (purpose, -waiting.task.priority, self._arrivals, waiting.ref.offset)
-        heapq.heappush(self._heap, _Entry(rank, waiting))
+        heapq.heappush(self._heaps.setdefault(waiting.tenant, []), _Entry(rank, waiting))
 
-    def peek(self) -> WaitingTask | None:
-        return self._heap[0].waiting if self._heap else None
+    def heads(self) -> list[WaitingTask]:
+        """Each tenant's first task."""
+        return [heap[0].waiting for heap in self._heaps.values()]
 
-    def pop(self) -> WaitingTask:
-        return heapq.heappop(self._heap).waiting
+    def pop(self, tenant: str) -> WaitingTask:
+        heap = self._heaps[tenant]
+        waiting = heapq.heappop(heap).waiting
+        if not heap:
+            del self._heaps[tenant]
+        return waiting
 
-    def remove(self, task_id: str) -> list[WaitingTask]:
-        """Take a cancelled task out; returns what was removed."""
-        gone = [entry.waiting for entry in self._heap if entry.waiting.task.task_id == task_id]
-        self._heap = [entry for entry in self._heap if entry.waiting.task.task_id != task_id]
-        heapq.heapify(self._heap)
-        return gone
+    def remove(self, tenant: str, task_id: str) -> None:
+        """Take a tenant's cancelled task out."""
+        heap = [entry for entry in self._heaps.pop(tenant, []) if entry.waiting.task.task_id != task_id]
+        if heap:
+            heapq.heapify(heap)
+            self._heaps[tenant] = heap
+
+
+@dataclass(slots=True)
+class Shares:
+    """What each tenant has under way, for fairness between them.
+
+    The next task is the one of the tenant with the fewest sessions under way, among equals the one that was served
+    longest ago. So with t tenants that always have tasks waiting, each holds about 1/t of the slots however many tasks
+    the others publish; and a tenant with nothing under way is served before anybody gets a second group.
+
+    Nobody starves: every group that another tenant gets raises that one's count or, if it ends at once, makes it the
+    one that was served last. The chosen task waits for its slots and nobody overtakes it, so that a large group is not
+    kept out by small ones for ever; a group ends at its deadline at the latest.
+    """
+
+    sessions: dict[str, int] = field(default_factory=dict)
+    """By tenant the members of its open groups that have no verdict yet."""
+    served: dict[str, int] = field(default_factory=dict)
+    """By tenant when it was last served, as a count of openings."""
+
+    def took(self, tenant: str, attempts: int, when: int) -> None:
+        """A group of the tenant was opened."""
+        self.sessions[tenant] = self.sessions.get(tenant, 0) + attempts
+        self.served[tenant] = when
+
+    def next_of(self, heads: Iterable[WaitingTask]) -> WaitingTask | None:
+        """Of the tenants' first tasks the one to open next."""
+        return min(
+            heads,
+            key=lambda head: (self.sessions.get(head.tenant, 0), self.served.get(head.tenant, -1), head.tenant),
+            default=None,
+        )

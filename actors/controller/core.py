@@ -3,9 +3,8 @@
 Owns admission, sealing and the fold of weights.v1. It holds no state that the log can't rebuild: `apply_group` folds
 its own earlier decisions, `on_*` feed what other topics say, `decide` returns what to append now, in one transaction.
 Time is handed in. What it promises:
-- a task record leads to at most one group; the same idempotency key (or task id) twice is one task;
+- a task record leads to at most one group; what a task topic says is `intake.py`'s, who is next `admission.py`'s;
 - every member of every open group is placed until it has a verdict;
-- a task that can't be run, and RL on a task that is published for evaluation, are refused with the reason;
 - only this fold writes weights.current.v1, so a training commit never undoes a pin or a roll-back.
 
 Guarantee 12 (tests/GUARANTEES.md): test_controller_core.py, test_reward_actor.py, test_session_runner.py,
@@ -17,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from odradek.actors.controller.admission import Backlog, TaskQueue, WaitingTask
+from odradek.actors.controller.admission import Backlog, Shares, TaskQueue, WaitingTask
 from odradek.actors.controller.groups import GroupState, Verdict
-from odradek.actors.controller.identity import group_id, session_id, task_digest
-from odradek.actors.tasks.refusal import MAX_ATTEMPTS, refusal
+from odradek.actors.controller.identity import group_id, session_id
+from odradek.actors.controller.intake import Intake, tenant_of
+from odradek.actors.tasks.refusal import MAX_ATTEMPTS
+from odradek.streams import topics
 from odradek.streams.events.batches import BatchAssembled, BatchEvent, IncarnationBegun, StepCompleted
 from odradek.streams.events.groups import (
-    DiscardReason,
     GroupDiscarded,
     GroupEvent,
     GroupOpened,
@@ -93,26 +93,24 @@ class Controller:
 
     def __init__(self, lane: LaneConfigured, max_attempts: int = MAX_ATTEMPTS) -> None:
         self.lane = lane
-        self._max_attempts = max_attempts
         self.groups: dict[str, GroupState] = {}
         self.tasks: dict[str, TaskPublished] = {}
         """By group id the task of an open group, where this process has seen it."""
-        self.queue = TaskQueue()
+        self.intake = Intake(lane.policy, max_attempts)
         self.backlog = Backlog(lane.groups_per_batch, lane.max_staleness)
         self.weights: dict[str, PolicyWeights] = {}
         self.opened_count = 0
         self.assembled = 0
         self.trained = 0
         self._rule = GroupRule()
-        self._task_position: dict[int, int] = {}
-        self._waiting_offsets: dict[int, set[int]] = {}
-        self._groups_of_tasks: set[RecordRef] = set()
-        self._keys: set[str] = set()
-        self._eval_digests: set[str] = set()
-        self._cancelled: set[str] = set()
-        self._refusals: list[GroupDiscarded] = []
+        self._served: dict[str, int] = {}
         self._known_members: set[str] = set()
         self._sealed_after: list[int] = []
+
+    @property
+    def queue(self) -> TaskQueue:
+        """Tasks that have no group yet."""
+        return self.intake.queue
 
     # -- its own past ------------------------------------------------------------------------------------------
 
@@ -138,18 +136,15 @@ class Controller:
             case GroupDiscarded():
                 self._closed(event.group_id)
                 if event.task is not None:
-                    self._groups_of_tasks.add(event.task)
-                    self._decided(event.task)
+                    self.intake.settled(event.task)
         self._count()
 
     def _opened(self, event: GroupOpened) -> None:
-        if event.policy == self.lane.policy:  # an evaluation of another policy is for who serves that policy
+        served = event.policy == self.lane.policy  # an evaluation of another policy is for who serves that policy
+        if served:
             self.groups[event.group_id] = GroupState.of(event, self.lane.spread_component)
-            self._keys.add(event.idempotency_key or event.task_id)
-        self._groups_of_tasks.add(event.task)
-        self._decided(event.task)
-        if event.purpose == "eval":
-            self._eval_digests.add(event.task_digest)
+            self._served[tenant_of(event.task)] = self.opened_count
+        self.intake.opened(event, served=served)
         self.opened_count += 1
 
     def _closed(self, group: str) -> None:
@@ -163,39 +158,9 @@ class Controller:
 
     # -- what the log says -------------------------------------------------------------------------------------
 
-    def on_task(self, ref: RecordRef, event: TaskEvent) -> None:
-        """A record of tasks.v1."""
-        if ref.offset < self._task_position.get(ref.partition, 0):
-            return
-        self._task_position[ref.partition] = ref.offset + 1
-        if isinstance(event, TaskCancelled):
-            self._cancelled.add(event.task_id)
-            self.queue.remove(event.task_id)
-            return
-        if ref in self._groups_of_tasks or event.task_id in self._cancelled:
-            return
-        key = event.idempotency_key or event.task_id
-        if key in self._keys:
-            return
-        self._keys.add(key)
-        wrong = refusal(event, self._max_attempts) or self._unserved(event)
-        if wrong is not None:
-            self._refuse(ref, "refused", f"task {event.task_id[:80]}: {wrong}")
-            return
-        digest = task_digest(event)
-        if event.purpose == "eval":
-            self._eval_digests.add(digest)
-        elif digest in self._eval_digests:
-            self._refuse(ref, "refused", f"task {event.task_id} is published for evaluation; RL on it is refused")
-            return
-        self._waiting_offsets.setdefault(ref.partition, set()).add(ref.offset)
-        self.queue.push(WaitingTask(ref, event, digest))
-
-    def _unserved(self, task: TaskPublished) -> str | None:
-        """A deployment serves one policy. A task for another would wait for ever, at the head of everybody's queue."""
-        if task.policy == self.lane.policy:
-            return None
-        return f"policy: {task.policy!r} is not served here, expected {self.lane.policy!r}"
+    def on_task(self, ref: RecordRef, event: TaskEvent, *, again: bool = False) -> None:
+        """A record of a task topic. `again`: one that was passed over before, and that a person has let go."""
+        self.intake.on_task(ref, event, again=again)
 
     def on_verdict(self, ref: RecordRef, event: Verdict) -> None:
         """A record of rewards.v1 (assigned or ungraded)."""
@@ -242,10 +207,9 @@ class Controller:
 
     def decide(self, now_ms: int, free_slots: int, sessions_floor: Sequence[int]) -> list[GroupEvent]:
         """Everything to append to groups.v1 now. Fold the result with `apply_group` once it is committed."""
-        decisions: list[GroupEvent] = list(self._refusals)
-        self._refusals = []
+        decisions: list[GroupEvent] = self._refusals()
         for group in self.groups.values():
-            if group.opened.task_id in self._cancelled:
+            if self.intake.cancelled(group.opened):
                 decisions.append(group.discarded("cancelled", "the task was cancelled"))
             else:
                 decisions.extend(group.decide(now_ms))
@@ -253,12 +217,23 @@ class Controller:
 
     def may_open(self, free_slots: int) -> bool:
         """Whether `decide` would open a group now: only then the caller needs to know where sessions.v1 ends."""
-        head = self.queue.peek()
-        if head is None or free_slots < head.task.attempts:
-            return False
-        if self.weights.get(head.task.policy, PolicyWeights()).current is None:
-            return False
-        return head.task.purpose == "eval" or self.backlog.may_open()
+        return self._next(self.shares(), free_slots) is not None
+
+    def shares(self) -> Shares:
+        """What each tenant has under way."""
+        shares = Shares(served=dict(self._served))
+        for group in self.groups.values():
+            tenant = tenant_of(group.opened.task)
+            shares.sessions[tenant] = shares.sessions.get(tenant, 0) + len(group.unfinished)
+        return shares
+
+    def _next(self, shares: Shares, free_slots: int) -> WaitingTask | None:
+        """The task to open now. RL waits for the staleness bound, and no tenant's evaluation waits behind it."""
+        if self.weights.get(self.lane.policy, PolicyWeights()).current is None:
+            return None
+        rl = self.backlog.may_open()
+        head = shares.next_of(head for head in self.queue.heads() if rl or head.task.purpose == "eval")
+        return head if head is not None and head.task.attempts <= free_slots else None
 
     def decide_weights(self) -> list[CurrentWeights]:
         """Changes of what to serve."""
@@ -298,15 +273,20 @@ class Controller:
         for group in self.groups.values():
             self._known_members.update(group.members)
 
-    def _refuse(self, ref: RecordRef, reason: DiscardReason, detail: str) -> None:
-        lane = self.lane.lane
-        self._refusals.append(GroupDiscarded(group_id=group_id(ref), lane=lane, reason=reason, detail=detail, task=ref))
+    def _refusals(self) -> list[GroupEvent]:
+        lane, refused = self.lane.lane, self.intake.refused
+        self.intake.refused = []
+        return [
+            GroupDiscarded(group_id=group_id(one.ref), lane=lane, reason=one.reason, detail=one.detail, task=one.ref)
+            for one in refused
+        ]
 
     def _open(self, now_ms: int, free_slots: int, sessions_floor: list[int]) -> list[GroupEvent]:
         opened: list[GroupEvent] = []
         backlog_before = self.backlog.open_groups
-        while self.may_open(free_slots):
-            head = self.queue.pop()
+        shares = self.shares()
+        while (head := self._next(shares, free_slots)) is not None:
+            self.queue.pop(head.tenant)
             task = head.task
             weights = self.weights[task.policy]
             version = weights.current
@@ -314,8 +294,9 @@ class Controller:
             pinned = task.policy_version if task.policy_version is not None or task.purpose == "rl" else version
             if pinned is not None and (pinned not in weights.published or pinned in weights.pruned):
                 why = "was pruned" if pinned in weights.pruned else "does not exist"
-                self._refuse(head.ref, "policy_version", f"version {pinned} of policy {task.policy} {why}")
+                self.intake.turn_away(head, "policy_version", f"version {pinned} of policy {task.policy} {why}")
                 continue
+            shares.took(head.tenant, task.attempts, self.opened_count + len(opened))
             opened.append(self._group(head, version, pinned, now_ms, len(opened), sessions_floor))
             free_slots -= task.attempts
             if task.purpose == "rl":
@@ -343,20 +324,9 @@ class Controller:
             pinned_version=pinned,
             deadline_ms=now_ms + int(task.deadline_seconds * 1000),
             sessions_floor=floor,
-            tasks_low=self.tasks_low(),
+            tasks_low=self.intake.low(topics.TASKS.name),
+            tenants_low=self.intake.tenants_low(),
             idempotency_key=task.idempotency_key,
             budget=task.budget,
             labels=task.labels,
         )
-
-    def tasks_low(self) -> list[int]:
-        """By partition of tasks.v1: every record before this offset has been decided or was no task to decide."""
-        if not self._task_position:
-            return []
-        low = [0] * (max(self._task_position) + 1)
-        for partition, position in self._task_position.items():
-            low[partition] = min(self._waiting_offsets.get(partition) or {position})
-        return low
-
-    def _decided(self, task: RecordRef) -> None:
-        self._waiting_offsets.get(task.partition, set()).discard(task.offset)

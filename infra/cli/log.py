@@ -49,7 +49,7 @@ async def opened_log(context: Context, *, create: bool = False) -> AsyncIterator
 
     config = broker(context.config)
     if create:
-        await ensure_topics(config)
+        await ensure_topics(config, context.config.kafka.tenant_names)
     async with EventLog(config, keys=key_ring(key_store(context.config))) as event_log:
         yield event_log
 

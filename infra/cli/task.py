@@ -11,6 +11,7 @@ import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
 from odradek.infra.cli.log import Say, opened_log, run, store_trees
+from odradek.infra.errors import UsageError
 
 SOURCE = "odradek-cli"
 """`ce_source` of what this command writes."""
@@ -29,6 +30,19 @@ class Published(msgspec.Struct, frozen=True):
     """What makes it one task however often it is published: the key given, else the task's id."""
 
 
+_tenant = click.option("--tenant", default="", help="Publish as this tenant, to its own topic [the deployment's].")
+
+
+def _topic(context: Context, tenant: str) -> str:
+    """The task topic of a tenant; UsageError for one that the configuration does not name."""
+    from odradek.streams import topics
+
+    if tenant and tenant not in context.config.kafka.tenant_names:
+        known = ", ".join(context.config.kafka.tenant_names) or "none"
+        raise UsageError(f"--tenant {tenant!r} is not in kafka.tenants (there is {known})")
+    return topics.TASKS.for_tenant(tenant) if tenant else topics.TASKS.name
+
+
 @click.group(epilog=EXIT_CODES)
 def command() -> None:
     """Publish, cancel or check tasks."""
@@ -42,8 +56,9 @@ def command() -> None:
 @click.option("--policy-version", type=click.IntRange(0), help="Sample wholly under this version [the current one].")
 @click.option("--purpose", type=click.Choice(["rl", "eval"]), help="Train on it, or only evaluate [the task's].")
 @click.option("--idempotency-key", help="The same key twice is one task. Of several tasks each gets KEY/TASK_ID.")
+@_tenant
 @command_options
-def publish(context: Context, sources: tuple[Path, ...], **options: Any) -> None:
+def publish(context: Context, sources: tuple[Path, ...], tenant: str, **options: Any) -> None:
     """Publish SOURCES as tasks: a task directory (Harbor layout), a directory of task directories, or a .json/.toml
     file with the body of a task.published event.
 
@@ -65,13 +80,13 @@ def publish(context: Context, sources: tuple[Path, ...], **options: Any) -> None
     """
     from odradek.actors.tasks.sources import Options, load_sources
 
-    loaded = load_sources(sources, Options(**options))
+    topic = _topic(context, tenant)
+    loaded = load_sources(sources, Options(**options, policy=context.config.lane.policy))
     tasks = loaded.tasks
     for note in loaded.notes:
         context.say(f"note: {note}")
 
     async def work(_tell: Say) -> list[Published]:
-        from odradek.streams import topics
         from odradek.streams.envelope import Event, event_id
 
         done: list[Published] = []
@@ -80,7 +95,7 @@ def publish(context: Context, sources: tuple[Path, ...], **options: Any) -> None
             for task in tasks:
                 key = task.idempotency_key or task.task_id
                 event = Event.of(task, id=event_id("task", key), source=SOURCE, meta=_meta(task.purpose, key))
-                ref = await event_log.append(topics.TASKS.name, task.task_id, event)
+                ref = await event_log.append(topic, task.task_id, event)
                 done.append(
                     Published(task.task_id, ref.topic, ref.partition, ref.offset, task.purpose, task.attempts, key)
                 )
@@ -107,22 +122,24 @@ def _line(one: Published) -> str:
 @command.command
 @click.argument("task_id")
 @click.option("--reason", default="", help="Kept with the event.")
+@_tenant
 @command_options
-def cancel(context: Context, task_id: str, reason: str) -> None:
+def cancel(context: Context, task_id: str, reason: str, tenant: str) -> None:
     """Cancel TASK_ID: it is not opened any more, and a group of it under way is discarded.
 
     Needs only the broker. Cancelling an id that nobody has published keeps a later task of that id from being opened.
     """
 
+    topic = _topic(context, tenant)
+
     async def work(_tell: Say) -> Any:
-        from odradek.streams import topics
         from odradek.streams.envelope import Event, event_id
         from odradek.streams.events.tasks import TaskCancelled
 
         async with opened_log(context, create=True) as event_log:
             body = TaskCancelled(task_id=task_id, reason=reason)
             event = Event.of(body, id=event_id("cancel", task_id), source=SOURCE, meta=_meta("rl", ""))
-            return await event_log.append(topics.TASKS.name, task_id, event)
+            return await event_log.append(topic, task_id, event)
 
     ref = run(context, f"cancelling {task_id}", work)
     context.result({"task_id": task_id, "cancelled": ref}, f"cancelled {task_id} at {ref}")

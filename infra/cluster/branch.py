@@ -35,20 +35,29 @@ async def on_its_branch(deployment: Deployment, branch: Branch | None = None) ->
     async with EventLog(deployment.kafka) as event_log:
         try:
             known = await configuration_of(event_log, deployment.lane.lane)
-            parent, tasks_low = (known.parent, known.tasks_low) if known is not None else (None, [])
+            parent, low = (known.parent, _low(known)) if known is not None else (None, {})
             if branch is not None:
                 wanted = await branch_point(event_log, branch.policy, branch.at)
                 check_branch(deployment.lane.lane, deployment.policy, wanted)
                 if known is not None and parent != wanted:
                     raise UsageError(_other(known, wanted))
                 if known is None:
-                    ends = await event_log.stable_ends(topics.TASKS.name)
-                    parent, tasks_low = wanted, [ends[number] for number in sorted(ends)]
+                    own = [topics.TASKS.for_tenant(tenant) for tenant in deployment.tenants]
+                    ends = {name: await event_log.stable_ends(name) for name in (topics.TASKS.name, *own)}
+                    parent, low = (
+                        wanted,
+                        {name: [end for _, end in sorted(found.items())] for name, found in ends.items()},
+                    )
         except Terminal as error:
             raise UsageError(str(error)) from None
-    return msgspec.structs.replace(
-        deployment, lane=msgspec.structs.replace(deployment.lane, parent=parent, tasks_low=list(tasks_low))
-    )
+    tasks_low = low.pop(topics.TASKS.name, [])
+    lane = msgspec.structs.replace(deployment.lane, parent=parent, tasks_low=tasks_low, tenants_low=low)
+    return msgspec.structs.replace(deployment, lane=lane)
+
+
+def _low(lane: LaneConfigured) -> dict[str, list[int]]:
+    """By task topic where the lane's tasks begin."""
+    return {topics.TASKS.name: lane.tasks_low, **lane.tenants_low}
 
 
 def _other(known: LaneConfigured, wanted: ParentVersion) -> str:

@@ -24,6 +24,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
     directory, policy_sizes = policy_dir(config), sizes(config)
     return Deployment(
         kafka=endpoints.kafka,
+        tenants=config.kafka.tenant_names,
         store=store_of(endpoints),
         lane=lane_of(config, policy_sizes),
         keys=key_store(config),

@@ -58,7 +58,7 @@ def deployment_up(config: Config, say: Say, *, keep: bool = False, branch: Branc
     started = bool(stack.up(lambda component, message: say(f"{component}: {message}")).started)
     try:
         deployment = deployment_of(config, endpoints(config))
-        asyncio.run(ensure_topics(deployment.kafka))
+        asyncio.run(ensure_topics(deployment.kafka, deployment.tenants))
         asyncio.run(check_history(config, deployment))
         deployment = asyncio.run(on_its_branch(deployment, branch))
         connect(endpoints(config).ray, namespace=deployment.namespace)

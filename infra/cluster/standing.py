@@ -29,7 +29,7 @@ def start(config: Config, say: Say) -> list[str]:
     """Start the actors that do not run yet; returns their names. If one does not come up, those that this call
     started are ended again."""
     deployment = deployment_of(config, endpoints(config))
-    asyncio.run(ensure_topics(deployment.kafka))
+    asyncio.run(ensure_topics(deployment.kafka, deployment.tenants))
     with _joined(config, deployment):
         missing = absent(deployment)
         if not missing:

@@ -23,8 +23,8 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Part of topic names, object keys and actor names."""
 LaneName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}-[023]$")]
 """A lane's trailing number is its partition; 1 is the evaluation lane's."""
-Tenant = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-"""The last part of a tenant's topics."""
+Tenants = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62}(,[a-z0-9][a-z0-9-]{0,62})*)?$")]
+"""Names, comma separated; each is the last part of its tenant's topics."""
 Prefix = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$")]
 """What Kafka takes in front of a topic's name; may be empty."""
 
@@ -75,9 +75,14 @@ class Kafka(Section, frozen=True, kw_only=True):
     """Copies that must have an append before it is acknowledged. Production: 2."""
     connect_timeout_s: Positive = 10.0
     """Seconds to reach a broker at start."""
-    tenants: list[Tenant] = []
-    """Other tenants: each gets topics of its own, tasks.v1.TENANT and feedback.v1.TENANT, created at start. What is
+    tenants: Tenants = ""
+    """Other tenants, comma separated: each gets topics of its own, tasks.v1.TENANT and feedback.v1.TENANT. What is
     published there is that tenant's, whatever the message says; slots are shared fairly between tenants."""
+
+    @property
+    def tenant_names(self) -> tuple[str, ...]:
+        """`tenants`, one by one."""
+        return tuple(name for name in self.tenants.split(",") if name)
 
 
 class S3(Section, frozen=True, kw_only=True):

@@ -47,6 +47,8 @@ class LaneConfigured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     staleness of tokens sampled before the branch stays right. None begins at version 0, the warm start."""
     tasks_low: list[int] = []
     """By partition of tasks.v1: tasks before this offset are not this lane's."""
+    tenants_low: dict[str, list[int]] = {}
+    """The same of each tenant's task topic, by name."""
 
 
 class GroupOpened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="group.opened.v1"):
@@ -70,6 +72,8 @@ class GroupOpened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """End offsets of sessions.v1 by partition at opening: no member's record lies before them."""
     tasks_low: list[int] = []
     """By partition of tasks.v1: every record before this offset is already decided."""
+    tenants_low: dict[str, list[int]] = {}
+    """The same of each tenant's task topic, by name."""
     idempotency_key: str = ""
     budget: Budget = Budget()
     labels: dict[str, str] = {}

@@ -40,7 +40,7 @@ async def trainer(kafka: KafkaConfig, lane: LaneConfigured, given: dict[str, Any
         await TrainerLoop(log, checkpoints, lane, Path(given["warm_start"])).run()
 
 
-async def controller(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str, Any]) -> None:
+async def controller(kafka: KafkaConfig, lane: LaneConfigured, given: dict[str, Any]) -> None:
     """The real controller. Its only session host does not answer, so it places nothing and decides from the log."""
     import ray.exceptions
 
@@ -64,6 +64,7 @@ async def controller(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str,
         tokenizer_file="",
         warm_start_dir="",
         session_actors=1,
+        tenants=tuple(given.get("tenants", ())),
     )
     await telling(actor.ControllerActor(deployment))
 

@@ -50,7 +50,7 @@ def test_an_open_evaluation_of_another_policy_is_left_to_who_serves_it() -> None
     core.recovered()
     core.on_weights(published("other", 3, "k"))
     assert core.placements() == [] and core.decide(10**9, 100, []) == []
-    assert core.tasks_low() == []
+    assert core.intake.low("tasks.v1") == []
 
 
 def test_a_restored_version_ends_what_stood_above_it() -> None:
