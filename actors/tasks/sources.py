@@ -32,11 +32,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     policy_version: int | None = None
     purpose: Literal["rl", "eval"] | None = None
+    policy: str | None = None
+    """Of tasks that name none, which reads as the event's default."""
     idempotency_key: str | None = None
     """Of one task. Of several, each gets KEY/TASK_ID, so that they do not become one."""
 
 
 DEFAULTS = Options()
+DEFAULT_POLICY = TaskPublished(task_id="", instruction="").policy
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -91,6 +94,8 @@ def _cut(task: TaskPublished) -> list[str]:
 
 def _with(task: TaskPublished, options: Options, *, alone: bool) -> TaskPublished:
     given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None}
+    if task.policy != DEFAULT_POLICY:
+        given.pop("policy", None)
     key = given.get("idempotency_key")
     if key and not alone:
         given["idempotency_key"] = f"{key}/{task.task_id}"

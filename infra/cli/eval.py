@@ -173,9 +173,16 @@ def tasks_of(
             made = make_task(task_set, SEED + seed, index)  # type: ignore[arg-type]
             yield (
                 task_set,
-                published(made, attempts=1, purpose="eval", policy_version=version, temperature=temperature),
+                published(
+                    made,
+                    attempts=1,
+                    purpose="eval",
+                    policy_version=version,
+                    temperature=temperature,
+                    policy=context.config.lane.policy,
+                ),
             )
-    options = Options(attempts=1, purpose="eval", policy_version=version)
+    options = Options(attempts=1, purpose="eval", policy_version=version, policy=context.config.lane.policy)
     for task in load_sources(tasks, options).tasks if tasks else ():
         task_id = f"{task.task_id}@v{version}t{temperature:g}"
         yield "own tasks", msgspec.structs.replace(task, task_id=task_id, temperature=temperature)

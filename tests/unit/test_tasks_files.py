@@ -236,6 +236,14 @@ def test_options_win_over_the_files_and_a_key_for_several_tasks_stays_apart(tmp_
         load_sources([first, first])
 
 
+def test_a_task_that_names_no_policy_is_for_the_one_that_is_trained(tmp_path: Path) -> None:
+    unnamed, named = saved(tmp_path, BODY), saved(tmp_path, BODY | {"task_id": "b", "policy": "theirs"}, "b.json")
+    spec = as_spec(make_task("train", 0, 0))
+    write_task_dir(spec, tmp_path / spec.name)
+    made = load_sources([unnamed, named, tmp_path / spec.name], Options(policy="mine")).tasks
+    assert [task.policy for task in made] == ["mine", "theirs", "mine"]
+
+
 def test_one_broken_source_refuses_them_all(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     tasks.mkdir()
