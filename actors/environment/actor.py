@@ -125,6 +125,10 @@ class EnvironmentActor:
         async with nullcontext() if start.production else self._opening:
             sandbox = await self._factory.open(start, deltas, label=session_id)
         await reach("environment.box_opened")
+        if self._epochs.get(session_id) != epoch:
+            await sandbox.destroy()
+            raise SandboxSucceededError(f"session {session_id}: epoch {epoch} was succeeded while its sandbox was made")
+        await self._end(session_id)  # the same owner asked twice: its first request took too long for it
         self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox, epoch), start)
         return EnvironmentInfo(sandbox.sandbox_id, "ns", self._factory.image_digest(start.image))
 
