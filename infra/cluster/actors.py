@@ -15,6 +15,7 @@ import ray
 import ray.exceptions
 
 from odradek.actors.runtime.deployment import Deployment
+from odradek.actors.runtime.light import light
 from odradek.infra.errors import InfraError
 from odradek.infra.telemetry import TELEMETRY
 
@@ -26,6 +27,10 @@ STOP_DEADLINE_S = 20.0
 OPTIONAL = frozenset({"projections", "notary", TELEMETRY})
 """Actors that a deployment works without."""
 
+SERVING = ("actors.inference.serving", "ServingActor", "sample", "cancel", "state")
+TRAINER = ("actors.trainer.actor", "TrainerActor", "state")
+"""The actors that import torch: module, class and methods."""
+
 Progress = Callable[[str], None]
 
 
@@ -36,9 +41,7 @@ def _environment(deployment: Deployment, name: str) -> Any:
 
 
 def _inference(deployment: Deployment, name: str) -> Any:
-    from odradek.actors.inference.serving import ServingActor
-
-    return ServingActor, (deployment, name)
+    return light(*SERVING), (deployment, name)
 
 
 def _session(deployment: Deployment, name: str) -> Any:
@@ -60,9 +63,7 @@ def _assembler(deployment: Deployment, name: str) -> Any:
 
 
 def _trainer(deployment: Deployment, name: str) -> Any:
-    from odradek.actors.trainer.actor import TrainerActor
-
-    return TrainerActor, (deployment, name)
+    return light(*TRAINER), (deployment, name)
 
 
 def _projections(deployment: Deployment, name: str) -> Any:
