@@ -15,7 +15,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Self
 
@@ -159,7 +158,8 @@ class EventLog:
         if self.blobs is not None and len(box) > INLINE_LIMIT:
             ref = await self.blobs.put_encrypted(box, subject)
             extra, box = (*extra, (BOX_HEADER, msgspec.msgpack.encode(ref))), b""
-        return replace(event, body=body, meta=content.without(event.meta, box, lengths), extra=extra)
+        meta = content.without(event.meta, box, lengths)
+        return Event(event.id, event.type, event.source, meta, body, event.traceparent, extra)
 
     async def append_raw(
         self,

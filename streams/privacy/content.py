@@ -59,13 +59,15 @@ Reveal = Callable[[Meta], bytes | str]
 def split(body: B) -> tuple[B, bytes, dict[str, int]] | None:
     """The body without its content, the content's bytes, and the fields they are of with the length of each byte field
     (0 for others). None if nothing in it is content."""
-    blanks = {name: blank for name, _, blank in _fields(type(body))}
-    present = {name: value for name in blanks if (value := getattr(body, name)) != blanks[name]}
+    kind, present, blanks, lengths = type(body), dict[str, Any](), dict[str, Any](), dict[str, int]()
+    for name, _, blank in _fields(kind):
+        value = getattr(body, name)
+        if value != blank:
+            present[name], blanks[name] = value, blank
+            lengths[name] = len(value) if isinstance(value, bytes) else 0
     if not present:
         return None
-    plain = msgspec.msgpack.encode(_holder(type(body))(**present))
-    lengths = {name: len(value) if isinstance(value, bytes) else 0 for name, value in present.items()}
-    return msgspec.structs.replace(body, **{name: blanks[name] for name in present}), plain, lengths
+    return msgspec.structs.replace(body, **blanks), msgspec.msgpack.encode(_holder(kind)(**present)), lengths
 
 
 def joined(body: B, plain: bytes) -> B:

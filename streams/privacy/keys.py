@@ -29,6 +29,9 @@ from odradek.streams.privacy.names import folder_of
 KEY_BYTES = 32
 """AES-256."""
 
+MARKS_REMEMBERED = 10_000
+"""Names of marks that are not made anew. Too few: their making costs more than looking. Too many: memory."""
+
 
 class KeyStore(Protocol):
     """Blocking calls; `KeyRing` makes them in a thread. Errors: `SubjectErased`, `KeyUnavailable`."""
@@ -89,6 +92,7 @@ class KeyFiles:
     def __init__(self, folder: Path, wrapping: Wrapping | None = None) -> None:
         self.folder = folder
         self._wrapping = wrapping or Unwrapped()
+        self._marks: dict[str, str] = {}
 
     def find(self, subject: str) -> bytes | None:
         """See `KeyStore`."""
@@ -139,7 +143,12 @@ class KeyFiles:
 
     def destroyed(self, subject: str) -> bool:
         """See `KeyStore`."""
-        return self._path(subject, "erased").exists()
+        mark = self._marks.get(subject)
+        if mark is None:
+            if len(self._marks) >= MARKS_REMEMBERED:
+                self._marks.clear()
+            mark = self._marks[subject] = str(self._path(subject, "erased"))
+        return os.path.exists(mark)  # noqa: PTH110 - before each use of a key: a Path costs ten times as much
 
     def _path(self, subject: str, kind: str) -> Path:
         return self.folder / f"{folder_of(subject)}.{kind}"

@@ -37,7 +37,7 @@ STRUCTURE = {
     "environment.closed.v1": {"sandbox_id"},
     "message.received.v1": {"message_id", "role"},
     "cancel.requested.v1": {"request_id"},
-    "turn.sampled.v1": {"spans", "numerics_id", "finish_reason", "messages", "purpose"},
+    "turn.sampled.v1": {"spans", "numerics_id", "finish_reason", "messages", "purpose", "copied_from"},
     "tool.requested.v1": {"call_id", "effect"},
     "tool.completed.v1": {"call_id"},
     "context.summarized.v1": {"source", "reason"},  # one of four words
