@@ -27,6 +27,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     parent: int | None
+    parent_key: str
+    """The manifest that it is a copy of (a branch, a restore); else empty."""
     batch_id: str
     published: str
     """ISO 8601."""
@@ -193,6 +195,7 @@ def _row(versions: Versions, number: int) -> Version:
     return Version(
         version=number,
         parent=published.parent,
+        parent_key=published.parent_key,
         batch_id=published.batch_id,
         published=datetime.fromtimestamp(versions.published_ms[number] / 1000, UTC).isoformat(timespec="seconds"),
         marks=[
@@ -206,6 +209,7 @@ def _row(versions: Versions, number: int) -> Version:
 def _line(row: Version) -> str:
     served = f"served by {', '.join(row.replicas)}" if row.replicas else ""
     made = f"from batch {row.batch_id}" if row.batch_id else "warm start"
+    made = f"copy of {row.parent_key}" if row.parent_key else made
     return f"{row.version:5d}  {row.published}  {made:<47} {', '.join(row.marks):<9} {served}".rstrip()
 
 

@@ -251,7 +251,7 @@ async def _around(event_log: EventLog) -> _Around:
 
 async def readable(event_log: EventLog, topic: str) -> AsyncIterator[Record]:
     """The records of a whole topic, partition by partition; what can't be decoded is passed over."""
-    for number, end in (await event_log.stable_ends(topic)).items():
+    for number, end in sorted((await event_log.stable_ends(topic)).items()):
         async for record in event_log.read(topic, number, await event_log.beginning(topic, number), end):
             try:
                 _ = record.event
