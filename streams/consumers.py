@@ -6,7 +6,9 @@ releases from the dead-letter queue; commits an offset only when everything befo
  - One lock is held from fetch to commit and taken in on_partitions_revoked, so that a partition changes hands only
    between batches.
  - A decode error goes to the queue at once; a handler error after retries with backoff, during which only that
-   partition is paused; later records of a held-back key follow it there (`dlq.py`).
+   partition is paused; later records of a held-back key follow it there (`dlq.py`), or go on (`Later`).
+ - `on_dead` tells of a record before it becomes a letter, so that whoever waits for what it should have led to learns
+   at once; until it succeeds the record is not given up.
  - A `Retryable` error from the handler (broker or store away) is ours, not the record's: it is tried for as long as it
    takes, with an alarm, and never goes to the queue.
  - An unknown event type is not poison: the partition pauses with an alarm until a reader that knows it is started.
@@ -78,6 +80,19 @@ class Start(StrEnum):
     NONE = "none"
 
 
+class Later(StrEnum):
+    """What happens to the later records of a key that has open letters."""
+
+    WAIT = "wait"
+    """They follow it into the queue, so that the handler sees a key's records in order or not at all."""
+    GO_ON = "go_on"
+    """They are handled; a released letter comes after them. For handlers that read what they need from the log."""
+
+
+OnDead = Callable[[Record, Why, str], Awaitable[None]]
+"""Told of a record that can't be handled, why, and with what error. Repeated until it succeeds: idempotent."""
+
+
 class Busy(Exception):
     """Raised by a handler: not now; deliver this record again after `after_s`. Not a failure."""
 
@@ -112,6 +127,8 @@ class GroupConsumer:
         retry: Retry | None = None,
         handler_s: float = HANDLER_S,
         on_alarm: Callable[[Pause], None] | None = None,
+        later: Later = Later.WAIT,
+        on_dead: OnDead | None = None,
     ) -> None:
         self.name = name
         self.paused: dict[TopicPartition, Pause] = {}
@@ -126,7 +143,9 @@ class GroupConsumer:
         self._retry = retry or Retry()
         self._handler_s = handler_s
         self._on_alarm = on_alarm
-        self._letters = DeadLetters(log)
+        self._later = later
+        self._on_dead = on_dead
+        self._letters = DeadLetters(log, name)
         self._poller = Poller(log.config, log.blobs, log.keys)
         self._lock = asyncio.Lock()
         self._ready: set[TopicPartition] = set()  # assigned, and set to a position of our choosing
@@ -216,7 +235,8 @@ class GroupConsumer:
 
     async def _handle(self, consumer: AIOKafkaConsumer, tp: TopicPartition, record: Record) -> bool:
         """True when the record is dealt with: handled, or safe in the queue."""
-        if self._letters.fold.holds_back(self.name, lane_of(record.ref, record.key_bytes)):
+        lane = lane_of(record.ref, record.key_bytes)
+        if self._later is Later.WAIT and self._letters.fold.holds_back(self.name, lane):
             await self._letters.put(self.name, record, Why.FOLLOWS, "an earlier record of this key is held back", 0)
             return True
         try:
@@ -225,8 +245,7 @@ class GroupConsumer:
             self._pause(consumer, tp, record, str(error), None)
             return False
         except DecodeError as error:
-            await self._letters.put(self.name, record, Why.DECODE, str(error), 0)
-            return True
+            return await self._give_up(consumer, tp, record, Why.DECODE, str(error), 0)
         try:
             await self._call(record)
         except Busy as busy:
@@ -248,14 +267,30 @@ class GroupConsumer:
         if attempts >= self._retry.attempts and not isinstance(error, Retryable):
             self._attempts.pop(tp, None)
             logger.error("%s gives up on %s after %d attempts: %s", self.name, record.ref, attempts, cause)
-            await self._letters.put(self.name, record, Why.HANDLER, cause, attempts)
-            return True
+            return await self._give_up(consumer, tp, record, Why.HANDLER, cause, attempts)
         self._attempts[tp] = (record.ref.offset, attempts)
         if attempts == self._retry.attempts and self._on_alarm is not None:
             self._on_alarm(Pause(record.ref, cause, asyncio.get_running_loop().time(), None))
         logger.warning("%s failed on %s (attempt %d): %s", self.name, record.ref, attempts, cause)
         self._pause(consumer, tp, record, cause, self._retry.wait_s(attempts))
         return False
+
+    async def _give_up(
+        self, consumer: AIOKafkaConsumer, tp: TopicPartition, record: Record, why: Why, error: str, attempts: int
+    ) -> bool:
+        """To the queue, once whoever waits for the record has been told; True when it is there."""
+        if self._on_dead is not None:
+            try:
+                async with asyncio.timeout(self._handler_s):
+                    await self._on_dead(record, why, error)
+            except Exception as failure:
+                logger.warning(
+                    "%s: nobody was told of %s: %s: %s", self.name, record.ref, type(failure).__name__, failure
+                )
+                self._pause(consumer, tp, record, "telling of a dead letter", self._retry.longest_s)
+                return False
+        await self._letters.put(self.name, record, why, error, attempts)
+        return True
 
     def _pause(
         self, consumer: AIOKafkaConsumer, tp: TopicPartition, record: Record, reason: str, seconds: float | None

@@ -3,11 +3,16 @@
 A letter is the original record (key, bytes and headers untouched) with headers that say which consumer refused it,
 where it came from and why. The queue is per consumer. While a key has open letters, its later records follow it here,
 so that nobody ever sees them out of order; `release` gives all of a key's letters back to that one consumer, in order,
-and never to the source topic, where other consumers have handled them already.
+and never to the source topic, where other consumers have handled them already. A consumer may choose to let later
+records of a key go on instead (`consumers.Later`); a release then delivers a letter after them.
+
+What a person decides is a record of the queue with who and why: nothing is ever taken out of it. What strangers write
+to dlq.v1 and what is no letter changes nothing.
 
 `DeadLetterFold` is pure and folds dlq.v1; `DeadLetters` reads, writes and releases.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from enum import StrEnum
@@ -15,7 +20,7 @@ from enum import StrEnum
 import msgspec
 
 from odradek.streams.envelope import Event, Headers, Record, event_id
-from odradek.streams.errors import Terminal
+from odradek.streams.errors import Terminal, UndecodableRecord
 from odradek.streams.events.dlq import (
     DeadLetterDelivered,
     DeadLetterDropped,
@@ -24,6 +29,8 @@ from odradek.streams.events.dlq import (
 )
 from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.log import EventLog
+
+logger = logging.getLogger(__name__)
 
 TOPIC = "dlq.v1"
 PARTITION = 0
@@ -79,6 +86,9 @@ class DeadLetter(msgspec.Struct):
     attempts: int
     time_ms: int
     state: State = State.DEAD
+    decided_by: str = ""
+    """Who released or dropped it, and why; the last one counts."""
+    reason: str = ""
 
     @property
     def lane(self) -> Lane:
@@ -98,10 +108,14 @@ class DeadLetter(msgspec.Struct):
 class DeadLetterFold:
     """Pure fold of dlq.v1: letters by offset, and which lanes are held back for whom."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: str | None = None) -> None:
+        """`only`: keep the open letters of this consumer and nothing else, for a process that lives long."""
         self.letters: dict[int, DeadLetter] = {}
         self.position = 0
         """The first offset of dlq.v1 that is not folded yet."""
+        self.origins: set[tuple[str, RecordRef]] = set()
+        """Consumer and origin of every letter kept, settled ones included: what need not be put again."""
+        self._only = only
         self._lanes: dict[tuple[str, Lane], list[int]] = {}
         self._released: set[tuple[str, Lane]] = set()
 
@@ -110,23 +124,40 @@ class DeadLetterFold:
         if record.ref.offset < self.position:
             return
         self.position = record.ref.offset + 1
-        letter = letter_of(record)
-        if letter is not None:
-            place = (letter.consumer, letter.lane)
-            if place in self._released:
-                letter.state = State.RELEASED
-            self.letters[letter.offset] = letter
-            self._lanes.setdefault(place, []).append(letter.offset)
+        if any(name.startswith(PREFIX) for name, _ in record.headers):
+            letter = letter_of(record)
+            if letter is None:
+                logger.warning("%s holds no letter: its headers are not ours", record.ref)
+            elif self._only in (None, letter.consumer):
+                self._keep(letter)
             return
-        self._decide(record.event.body)
+        try:
+            body = record.event.body
+        except UndecodableRecord as error:
+            logger.warning("dead letters: record passed over: %s", error)
+            return
+        self._decide(body)
+
+    def _keep(self, letter: DeadLetter) -> None:
+        place = (letter.consumer, letter.lane)
+        if place in self._released:
+            letter.state = State.RELEASED
+        self.letters[letter.offset] = letter
+        self.origins.add((letter.consumer, letter.origin))
+        self._lanes.setdefault(place, []).append(letter.offset)
 
     def _decide(self, body: object) -> None:
         match body:
             case DeadLetterReleased(consumer=consumer, topic=topic, key=key):
-                self._set_lane((consumer, (topic, key)), State.RELEASED)
+                place = (consumer, (topic, key))
+                for offset in self._lanes.get(place, ()):
+                    self.letters[offset].decided_by, self.letters[offset].reason = body.by, body.reason
+                self._set_lane(place, State.RELEASED)
             case DeadLetterDelivered(letter=offset):
                 self._settle(offset, State.DELIVERED)
             case DeadLetterDropped(letter=offset):
+                if offset in self.letters and self.letters[offset].open:
+                    self.letters[offset].decided_by, self.letters[offset].reason = body.by, body.reason
                 self._settle(offset, State.DROPPED)
             case DeadLetterRefused(letter=offset) if offset in self.letters:
                 letter = self.letters[offset]
@@ -150,6 +181,8 @@ class DeadLetterFold:
         if not self._lanes[place]:
             del self._lanes[place]
             self._released.discard(place)
+        if self._only is not None:
+            del self.letters[offset]
 
     def holds_back(self, consumer: str, lane: Lane) -> bool:
         """Whether records of this lane go to the queue instead of the consumer's handler."""
@@ -163,36 +196,45 @@ class DeadLetterFold:
 
 
 def letter_of(record: Record) -> DeadLetter | None:
-    """The letter in a record of dlq.v1; None for an event about letters."""
+    """The letter in a record of dlq.v1; None where its headers are not those of one. They stand last, so that an
+    original that brought headers of such names along keeps them, and fools nobody."""
     ours = {
         name.removeprefix(PREFIX): value.decode("utf-8", "replace")
         for name, value in record.headers
         if name.startswith(PREFIX) and value is not None
     }
-    if "origin" not in ours:
-        return None
-    topic, _, place = ours["origin"].rpartition("/")
+    topic, _, place = ours.get("origin", "").rpartition("/")
     number, _, offset = place.partition("@")
+    attempts, count = ours.get("attempts", "0"), ours.get("headers")
+    if not (topic and number.isdecimal() and offset.isdecimal() and attempts.isdecimal()):
+        return None
+    whole = count is not None and count.isdecimal() and int(count) <= len(record.headers)
     return DeadLetter(
         offset=record.ref.offset,
         consumer=ours.get("consumer", ""),
         origin=RecordRef(topic=topic, partition=int(number), offset=int(offset)),
         key=record.key_bytes,
         value=None if ours.get("value") == "null" else record.value,
-        headers=tuple((name, value) for name, value in record.headers if not name.startswith(PREFIX)),
+        headers=record.headers[: int(count)] if whole and count is not None else _without_ours(record.headers),
         why=ours.get("why", ""),
         error=ours.get("error", ""),
-        attempts=int(ours.get("attempts", "0")),
+        attempts=int(attempts),
         time_ms=record.timestamp_ms,
     )
+
+
+def _without_ours(headers: Headers) -> Headers:
+    """The original's headers in a letter of a release that did not count them."""
+    return tuple((name, value) for name, value in headers if not name.startswith(PREFIX))
 
 
 class DeadLetters:
     """Access to the queue for consumers and the CLI."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, only: str | None = None) -> None:
+        """`only`: as for the fold."""
         self._log = log
-        self.fold = DeadLetterFold()
+        self.fold = DeadLetterFold(only)
 
     async def catch_up(self) -> None:
         """Folds everything that is on dlq.v1 now."""
@@ -206,6 +248,7 @@ class DeadLetters:
         """Writes a letter and folds it; durable when this returns, so that the offset may be committed."""
         headers: Headers = (
             *record.headers,
+            (f"{PREFIX}headers", str(len(record.headers)).encode()),
             (f"{PREFIX}consumer", consumer.encode()),
             (f"{PREFIX}origin", str(record.ref).encode()),
             (f"{PREFIX}why", why.encode()),
@@ -214,7 +257,8 @@ class DeadLetters:
         )
         value = record.value
         if value is None and record.key_bytes is None:  # the client library refuses to write such a record
-            value, headers = b"", (*headers, (f"{PREFIX}value", b"null"))
+            value = b""
+        headers = (*headers, (f"{PREFIX}value", b"null" if record.value is None else b"bytes"))
         ref = await self._log.append_raw(TOPIC, record.key_bytes, value, headers, partition=PARTITION)
         await self.catch_up()
         return ref
@@ -235,18 +279,32 @@ class DeadLetters:
             raise Terminal(f"no dead letter at {TOPIC}/{PARTITION}@{offset}; `dlq list` shows what there is")
         return self.fold.letters[offset]
 
-    async def release(self, offset: int, reason: str = "") -> list[DeadLetter]:
-        """Lets the letter's whole key go: it and every open letter of that key will be delivered, in order, to the
-        consumer that refused them. Returns them."""
+    async def _open(self, offset: int) -> DeadLetter:
+        """One that can still be decided; a decision on another would only look as if something happened."""
         letter = await self.show(offset)
-        body = DeadLetterReleased(consumer=letter.consumer, topic=letter.lane[0], key=letter.lane[1], reason=reason)
-        await self.decide(body, "release", offset, self.fold.position)
-        return [one for one in self.fold.letters.values() if one.state is State.RELEASED and one.lane == letter.lane]
+        if not letter.open:
+            raise Terminal(f"dead letter {offset} is {letter.state.value} already")
+        return letter
 
-    async def drop(self, offset: int, reason: str = "") -> DeadLetter:
-        """Gives one letter up. Its key flows again when no open letter is left."""
-        letter = await self.show(offset)
-        await self.decide(DeadLetterDropped(consumer=letter.consumer, letter=offset, reason=reason), "drop", offset)
+    async def release(self, offset: int, reason: str = "", by: str = "") -> list[DeadLetter]:
+        """Lets the letter's whole key go: it and every open letter of that key will be delivered, in order, to the
+        consumer that refused them. Returns them. Raises Terminal for a letter that is settled."""
+        letter = await self._open(offset)
+        topic, key = letter.lane
+        body = DeadLetterReleased(consumer=letter.consumer, topic=topic, key=key, reason=reason, by=by)
+        await self.decide(body, "release", offset, self.fold.position)
+        return [
+            one
+            for one in self.fold.letters.values()
+            if one.state is State.RELEASED and (one.consumer, one.lane) == (letter.consumer, letter.lane)
+        ]
+
+    async def drop(self, offset: int, reason: str = "", by: str = "") -> DeadLetter:
+        """Gives one letter up. Its key flows again when no open letter is left. Raises Terminal for a letter that is
+        settled."""
+        letter = await self._open(offset)
+        body = DeadLetterDropped(consumer=letter.consumer, letter=offset, reason=reason, by=by)
+        await self.decide(body, "drop", offset)
         return self.fold.letters[offset]
 
     async def decide(

@@ -26,6 +26,7 @@ from odradek.streams.envelope import Event, Record
 from odradek.streams.errors import ProducerFenced, Terminal, TransactionLost
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
+from odradek.streams.lookback import newest
 
 TRANSACTION_S = 10.0
 """Seconds after which the broker aborts an open transaction. Too low: a slow upload inside one loses the work. Too
@@ -34,9 +35,6 @@ high: readers of the output partitions stand still that long when a stage is kil
 OPEN_S = 60.0
 """Seconds for the producer id and for a predecessor's transaction to end: the broker looks for expired ones every 10 s,
 and a fresh broker first creates its transaction log."""
-
-LOOK_BACK = 64
-"""Offsets read first when looking for the last output record; doubled until it is found."""
 
 Output = tuple[str, int]
 """A partition the stage writes: topic and number."""
@@ -149,19 +147,7 @@ class Stage:
 
     async def last(self, topic: str, number: int, accept: Callable[[Record], bool]) -> Record | None:
         """The newest committed record of an output partition that `accept` takes: where the stage resumes from."""
-        first = await self.log.beginning(topic, number)
-        end = await self.log.stable_end(topic, number)
-        span = LOOK_BACK
-        while end > first:
-            start = max(first, end - span)
-            found: Record | None = None
-            async for record in self.log.read(topic, number, start, end):
-                if accept(record):
-                    found = record
-            if found is not None:
-                return found
-            end, span = start, span * 2
-        return None
+        return await newest(self.log, topic, number, accept)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     bytes: int
     headers: dict[str, str] = {}
+    decided_by: str = ""
+    """Who released or dropped it, and why."""
+    reason: str = ""
     value: str = ""
     """Of `show` only: as text, bytes that are not UTF-8 escaped."""
 
@@ -45,6 +49,7 @@ def command() -> None:
 
 
 _letter = click.argument("letter", type=click.IntRange(0))
+_by = click.option("--by", default=getpass.getuser, help="Who decides; kept with the decision [your user name].")
 
 
 @command.command("list")
@@ -78,14 +83,15 @@ def show(context: Context, letter: int) -> None:
 @command.command
 @_letter
 @click.option("--reason", default="", help="Kept with the decision.")
+@_by
 @command_options
-def release(context: Context, letter: int, reason: str) -> None:
-    """Deliver the whole key of LETTER again, in order, to the consumer that refused it (when it runs), never to the
-    source topic."""
+def release(context: Context, letter: int, reason: str, by: str) -> None:
+    """Deliver the whole key of LETTER again, in order and with the ids it had, to the consumer that refused it (when it
+    runs), never to the source topic. What fails again is held back as before."""
 
     async def work(letters: DeadLetters) -> list[DeadLetter]:
         await _open(letters, letter)
-        return await letters.release(letter, reason)
+        return await letters.release(letter, reason, by)
 
     found = [shown(one) for one in _run(context, "releasing", work)]
     context.result(found, f"released {len(found)} of key {found[0].key!r} to {found[0].consumer}")
@@ -93,14 +99,18 @@ def release(context: Context, letter: int, reason: str) -> None:
 
 @command.command
 @_letter
-@click.option("--reason", default="", help="Kept with the decision.")
+@click.option("--reason", required=True, help="Why; kept with the decision.")
+@_by
 @command_options
-def drop(context: Context, letter: int, reason: str) -> None:
-    """Give LETTER up: it is never delivered. Its key flows again when no open letter of it is left."""
+def drop(context: Context, letter: int, reason: str, by: str) -> None:
+    """Give LETTER up: it is never delivered. Its key flows again when no open letter of it is left.
+
+    Nothing is deleted: the letter stays on the log, and who dropped it and why stands beside it (`dlq list --settled`).
+    """
 
     async def work(letters: DeadLetters) -> DeadLetter:
         await _open(letters, letter)
-        return await letters.drop(letter, reason)
+        return await letters.drop(letter, reason, by)
 
     found = shown(_run(context, "dropping", work))
     context.result(found, f"dropped {found.letter} ({found.origin})")
@@ -143,6 +153,8 @@ def shown(letter: DeadLetter, *, whole: bool = False) -> Letter:
         why=letter.why,
         error=letter.error,
         attempts=letter.attempts,
+        decided_by=letter.decided_by,
+        reason=letter.reason,
         bytes=len(value),
         headers={name: _text(data) for name, data in letter.headers} if whole else {},
         value=_text(value[:SHOWN_BYTES]) + cut if whole else "",
@@ -155,4 +167,7 @@ def _text(data: bytes | None) -> str:
 
 def _line(one: Letter) -> str:
     error = f": {one.error}" if one.error else ""
-    return f"{one.letter:6d}  {one.state:<9} {one.consumer:<12} {one.origin}  key {one.key!r}  {one.why}{error}"
+    decided = f"  ({one.state} by {one.decided_by}{f': {one.reason}' if one.reason else ''})" if one.decided_by else ""
+    return (
+        f"{one.letter:6d}  {one.state:<9} {one.consumer:<12} {one.origin}  key {one.key!r}  {one.why}{error}{decided}"
+    )

@@ -12,6 +12,8 @@ class DeadLetterReleased(msgspec.Struct, frozen=True, kw_only=True, omit_default
     topic: str
     key: bytes
     reason: str = ""
+    by: str = ""
+    """Who decided it."""
 
 
 class DeadLetterDropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="deadletter.dropped.v1"):
@@ -21,6 +23,8 @@ class DeadLetterDropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     letter: int
     """Offset of the letter on dlq.v1."""
     reason: str = ""
+    by: str = ""
+    """Who decided it."""
 
 
 class DeadLetterDelivered(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="deadletter.delivered.v1"):

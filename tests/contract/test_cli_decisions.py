@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -145,10 +146,15 @@ def test_a_dead_letter_is_listed_shown_released_and_dropped(cli: Cli, config: Ka
     shown = cli("dlq", "show", third).out
     assert "\\xffbytes" in shown and "odd: \\xfe" in shown
     assert [one["letter"] for one in cli("dlq", "release", second, "--json").json] == [first, second]
-    assert cli("dlq", "drop", third, "--reason", "junk").code == 0
+    assert "Missing option '--reason'" in cli("dlq", "drop", third).err
+    assert cli("dlq", "drop", third, "--reason", "junk", "--by", "ann").code == 0
     for decision in ("release", "drop"):
-        settled = cli("dlq", decision, third)
+        settled = cli("dlq", decision, third, "--reason", "again")
         assert settled.code == 2 and "dropped already" in settled.err
+    dropped = cli("dlq", "list", "--settled", "--json").json[-1]
+    assert (dropped["state"], dropped["decided_by"], dropped["reason"]) == ("dropped", "ann", "junk")
+    assert "(dropped by ann: junk)" in cli("dlq", "show", third).out
+    assert {one["decided_by"] for one in cli("dlq", "list", "--json").json} == {getpass.getuser()}
     assert [one["state"] for one in cli("dlq", "list", "--json").json] == ["released", "released"]
     assert len(cli("dlq", "list", "--settled", "--json").json) == 3
     assert cli("dlq", "show", 10_000).code == 2

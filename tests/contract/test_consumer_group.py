@@ -13,10 +13,11 @@ from support.waiting import eventually
 
 from odradek.streams.clients import partition
 from odradek.streams.config import KafkaConfig
-from odradek.streams.consumers import Busy, GroupConsumer, Retry, Start
-from odradek.streams.dlq import DeadLetters, Why
+from odradek.streams.consumers import Busy, GroupConsumer, Later, Retry, Start
+from odradek.streams.dlq import DeadLetter, DeadLetters, Why
 from odradek.streams.envelope import Record
 from odradek.streams.errors import NoPosition, OffsetGap, StoreUnreachable
+from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardRevised
 from odradek.streams.log import EventLog
 from odradek.streams.polling import Gap, GapPolicy
@@ -148,6 +149,73 @@ async def test_other_keys_go_on_while_one_is_held_back(log: EventLog, key: str) 
     async with running(member(log, broken)):
         await eventually(lambda: {1, 2, 3} <= set(broken.handled), "records of the other key")
     assert broken.handled == [1, 2, 3]
+
+
+async def test_later_records_of_a_key_go_on_where_the_consumer_says_so_and_a_release_comes_after_them(
+    log: EventLog, key: str
+) -> None:
+    await publish(log, key, range(4))
+    recorder = Recorder(lambda number: number == 1)
+    consumer = GroupConsumer(log, "go-on", ["rewards.v1"], recorder, retry=FAST, later=Later.GO_ON)
+    async with running(consumer):
+        await eventually(lambda: recorder.handled == [0, 2, 3], "the later records")
+        (letter,) = await DeadLetters(log).letters("go-on")
+        assert letter.why == Why.HANDLER
+        recorder.fails = lambda _: False
+        await DeadLetters(log).release(letter.offset, "mended", "ann")
+        await eventually(lambda: recorder.handled == [0, 2, 3, 1], "the released record")
+
+
+async def test_a_released_letter_is_the_event_it_was_with_its_id_and_its_place(log: EventLog, key: str) -> None:
+    await publish(log, key, range(1))
+    seen: list[tuple[str, RecordRef]] = []
+    broken = True
+
+    async def handler(record: Record) -> None:
+        seen.append((record.event.id, record.ref))
+        if broken:
+            raise ValueError("not yet")
+
+    async with running(GroupConsumer(log, "ids", ["rewards.v1"], handler, retry=FAST)):
+        letters: list[DeadLetter] = []
+
+        async def put() -> bool:
+            letters[:] = await DeadLetters(log).letters("ids")
+            return bool(letters)
+
+        await eventually(put, "a dead letter")
+        broken = False
+        await DeadLetters(log).release(letters[0].offset)
+        await eventually(lambda: len(seen) == FAST.attempts + 1, "the released record")
+    assert len(set(seen)) == 1, "every delivery was of one id and one place"
+    assert sum((await log.stable_ends("rewards.v1")).values()) == 1, "the source topic got nothing"
+
+
+@pytest.mark.parametrize("why", [Why.DECODE, Why.HANDLER])
+async def test_whoever_waits_is_told_before_a_record_becomes_a_letter_until_it_worked(
+    log: EventLog, key: str, why: Why
+) -> None:
+    if why is Why.DECODE:
+        await log.append_raw("rewards.v1", key.encode(), b"\xc1", [("ce_type", b"reward.revised.v1")])
+    else:
+        await publish(log, key, range(1))
+    told: list[tuple[RecordRef, Why]] = []
+
+    async def on_dead(record: Record, why: Why, _error: str) -> None:
+        told.append((record.ref, why))
+        assert await DeadLetters(log).letters("told") == [], "first whoever waits, then the queue"
+        if len(told) == 1:
+            raise StoreUnreachable("not now")
+
+    recorder = Recorder(lambda _: True)
+    retry = Retry(attempts=2, first_s=0.05, factor=1.0, longest_s=0.05)
+    async with running(GroupConsumer(log, "told", ["rewards.v1"], recorder, retry=retry, on_dead=on_dead)):
+
+        async def put() -> bool:
+            return len(await DeadLetters(log).letters("told")) == 1
+
+        await eventually(put, "a dead letter")
+    assert [reason for _, reason in told] == [why, why] and len({ref for ref, _ in told}) == 1
 
 
 async def test_a_record_that_does_not_decode_is_in_the_queue_at_once_with_its_bytes(log: EventLog, key: str) -> None:

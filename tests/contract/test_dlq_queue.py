@@ -100,3 +100,72 @@ async def test_a_record_without_a_key_holds_back_nothing_else(log: EventLog) -> 
 async def test_a_letter_that_is_not_there_is_named(log: EventLog) -> None:
     with pytest.raises(Terminal, match=r"dlq\.v1/0@12"):
         await DeadLetters(log).show(12)
+
+
+async def test_who_decided_and_why_is_kept_and_a_settled_letter_is_not_decided_again(log: EventLog) -> None:
+    letters = DeadLetters(log)
+    first = await letters.put("graders", record(1), Why.HANDLER, "boom", 3)
+    second = await letters.put("graders", record(2, key=b"other"), Why.HANDLER, "boom", 3)
+    await letters.drop(first.offset, "not worth it", "ann")
+    await letters.release(second.offset, "mended", "bob")
+    restarted = DeadLetters(log)
+    found = await restarted.letters(settled=True)
+    assert [(one.state, one.decided_by, one.reason) for one in found] == [
+        (State.DROPPED, "ann", "not worth it"),
+        (State.RELEASED, "bob", "mended"),
+    ]
+    assert found[0].value == b"v", "nothing is ever taken out of the queue"
+    for decide in (restarted.drop, restarted.release):
+        with pytest.raises(Terminal, match="is dropped already"):
+            await decide(first.offset)
+
+
+async def test_a_release_is_for_the_consumer_that_refused_and_for_nobody_else(log: EventLog) -> None:
+    letters = DeadLetters(log)
+    mine = await letters.put("graders", record(1), Why.HANDLER, "boom", 3)
+    theirs = await letters.put("controller", record(1), Why.HANDLER, "boom", 3)
+    await letters.release(theirs.offset)
+    assert [one.offset for one in await letters.release(mine.offset)] == [mine.offset]
+
+
+async def test_what_strangers_write_to_the_queue_stops_nobody(log: EventLog) -> None:
+    strange: list[list[tuple[str, bytes | None]]] = [
+        [],
+        [("ce_type", b"nonsense.v9")],
+        [("odradek_dlq_origin", b"garbage")],
+        [("odradek_dlq_origin", b"rewards.v1/x@y"), ("odradek_dlq_consumer", b"graders")],
+        [("odradek_dlq_origin", b"rewards.v1/1@2"), ("odradek_dlq_attempts", b"-")],
+        [("odradek_dlq_consumer", b"graders")],
+    ]
+    for headers in strange:
+        await log.append_raw("dlq.v1", b"k", b"\xc1", headers, partition=0)
+    ref = await DeadLetters(log).put("graders", record(7), Why.HANDLER, "boom", 3)
+    assert [one.offset for one in await DeadLetters(log).letters()] == [ref.offset]
+
+
+async def test_an_original_with_headers_of_our_names_keeps_them_and_fools_nobody(log: EventLog) -> None:
+    """A foreign client may name its headers as it likes."""
+    headers = (
+        ("odradek_dlq_consumer", b"other"),
+        ("odradek_dlq_origin", b"x/1@2"),
+        ("odradek_dlq_value", b"null"),
+        ("odradek_dlq_headers", b"0"),
+    )
+    original = Record(RecordRef(topic="tasks.v1", partition=1, offset=4), b"k", b"v", headers, 5)
+    ref = await DeadLetters(log).put("controller", original, Why.DECODE, "bad", 0)
+    letter = await DeadLetters(log).show(ref.offset)
+    assert (letter.consumer, str(letter.origin)) == ("controller", "tasks.v1/1@4")
+    assert (letter.record().headers, letter.record().value) == (headers, b"v")
+
+
+async def test_a_consumer_keeps_its_own_open_letters_in_memory_and_remembers_what_it_has_put(log: EventLog) -> None:
+    letters = DeadLetters(log, "graders")
+    first = await letters.put("graders", record(1), Why.HANDLER, "boom", 3)
+    await letters.put("controller", record(1), Why.HANDLER, "boom", 3)
+    second = await letters.put("graders", record(2), Why.FOLLOWS, "", 0)
+    assert list(letters.fold.letters) == [first.offset, second.offset]
+    await DeadLetters(log).drop(first.offset, "junk", "ann")
+    await letters.catch_up()
+    assert list(letters.fold.letters) == [second.offset]
+    assert letters.fold.holds_back("graders", ("rewards.v1", b"k"))
+    assert letters.fold.origins == {("graders", record(1).ref), ("graders", record(2).ref)}
