@@ -46,7 +46,7 @@ def test_rate_rises_stays_and_falls_by_tokens() -> None:
     assert train.rate_factor(500, 399, total) == 1.0
     assert train.rate_factor(500, 700, total) == pytest.approx(0.5)
     assert train.rate_factor(500, 999, total) == train.FLOOR
-    assert train.rate_factor(500, 500, total, continued=True) == pytest.approx(0.5 * train.CONTINUED_RATE)
+    assert train.rate_factor(500, 500, total, continued=0.2) == pytest.approx(0.1)
 
 
 def test_batches_hold_every_demonstration_with_its_weights() -> None:

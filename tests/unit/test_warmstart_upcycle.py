@@ -84,7 +84,7 @@ def test_continued_training_parts_the_experts_and_writes_a_policy_directory(
 ) -> None:
     for module in (train, batches):
         monkeypatch.setattr(module, "POOL", 16)
-    monkeypatch.setattr(train, "WARMUP_STEPS", 1)
+    monkeypatch.setattr(train, "CONTINUED_WARMUP", 1)
     arguments = ["--from", str(SHIPPED), "--experts", "4", "--tokens", "9000", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(train.main, arguments)
     assert result.exit_code == 0, result.output

@@ -42,6 +42,11 @@ def shipped_template() -> XmlTemplate:
     return XmlTemplate(Tokenizer.from_file(TOKENIZER_PATH))
 
 
+def template_of(directory: Path) -> XmlTemplate:
+    """The template over a policy directory's tokenizer."""
+    return XmlTemplate(Tokenizer.from_file(directory / TOKENIZER_PATH.name))
+
+
 def make_example(
     seed: int, index: int, share: float, template: XmlTemplate | None = None, habits: Habits | None = None
 ) -> Example:
@@ -60,9 +65,13 @@ def make_example(
 
 
 def training_stream(
-    seed: int, progress: Callable[[], float] = lambda: 1.0, start: int = 0, step: int = 1
+    seed: int,
+    progress: Callable[[], float] = lambda: 1.0,
+    start: int = 0,
+    step: int = 1,
+    template: XmlTemplate | None = None,
 ) -> Iterator[Example]:
     """Examples `start`, `start + step`, ... for ever. `progress` gives the fraction of the run (0 to 1) that is over,
-    asked before each example; it sets the drill share (`DRILL_SCHEDULE`)."""
+    asked before each example; it sets the drill share (`DRILL_SCHEDULE`). `template`: of the policy, if not shipped."""
     for index in count(start, step):
-        yield make_example(seed, index, drill_share(progress()))
+        yield make_example(seed, index, drill_share(progress()), template)

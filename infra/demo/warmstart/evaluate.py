@@ -20,7 +20,8 @@ from odradek.actors.inference.engine import Engine
 from odradek.actors.inference.weights import build
 from odradek.actors.policy.hf import to_hf_state
 from odradek.actors.policy.model import Policy
-from odradek.infra.demo.demonstrations.stream import TOKENIZER_PATH, shipped_template, training_stream
+from odradek.actors.policy.template import XmlTemplate
+from odradek.infra.demo.demonstrations.stream import TOKENIZER_PATH, template_of, training_stream
 from odradek.infra.demo.family.sets import EVALUATION_SETS, TaskSet, tasks
 from odradek.infra.demo.intervals import wilson
 from odradek.infra.demo.warmstart.batches import PAD, RouterLoad, pool_batches, target_nll
@@ -39,11 +40,11 @@ HELD_OUT_BATCH = 7_200
 
 
 @torch.no_grad()
-def held_out_loss(policy: Policy, pools: int = 1) -> str:
+def held_out_loss(policy: Policy, template: XmlTemplate, pools: int = 1) -> str:
     """One line: mean loss of the agent's tokens and of all others, and the load of the experts."""
     nll, count = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     shares: list[torch.Tensor] = []
-    stream, rng = training_stream(HELD_OUT_SEED), random.Random(HELD_OUT_SEED)
+    stream, rng = training_stream(HELD_OUT_SEED, template=template), random.Random(HELD_OUT_SEED)
     for _ in range(pools):
         for batch in pool_batches(stream, HELD_OUT_BATCH, policy.config.max_position_embeddings, rng):
             load = RouterLoad(batch.ids_BW[:, :-1].flatten() != PAD)
@@ -68,10 +69,12 @@ def engine_for(policy: Policy) -> Engine:
     return engine
 
 
-def evaluate(policy: Policy, name: TaskSet, count: int, temperature: float = 1.0) -> list[Rollout]:
+def evaluate(
+    policy: Policy, template: XmlTemplate, name: TaskSet, count: int, temperature: float = 1.0
+) -> list[Rollout]:
     """One session for each of `count` tasks of a set."""
     chosen = [(task, 1000 + i) for i, task in enumerate(tasks(name, TASK_SEED, count))]
-    return run_sessions(engine_for(policy), shipped_template(), chosen, temperature)
+    return run_sessions(engine_for(policy), template, chosen, temperature)
 
 
 def summary(rollouts: Sequence[Rollout]) -> str:
@@ -97,11 +100,11 @@ def summary(rollouts: Sequence[Rollout]) -> str:
 @click.option("--set", "sets", type=click.Choice(get_args(TaskSet)), multiple=True, help="Only this set (repeatable).")
 def main(directory: Path, count: int, pools: int, greedy: bool, sets: tuple[TaskSet, ...]) -> None:
     torch.set_num_threads(1)
-    policy = Policy.load_hf(directory)
-    click.echo(f"{'held-out loss':20} {held_out_loss(policy, pools)}")
+    policy, template = Policy.load_hf(directory), template_of(directory)
+    click.echo(f"{'held-out loss':20} {held_out_loss(policy, template, pools)}")
     for name in (sets or EVALUATION_SETS) if count else ():
         begun = time.monotonic()
-        rollouts = evaluate(policy, name, count, 0.0 if greedy else 1.0)
+        rollouts = evaluate(policy, template, name, count, 0.0 if greedy else 1.0)
         click.echo(f"{name:20} {summary(rollouts)}  {time.monotonic() - begun:.0f} s")
 
 

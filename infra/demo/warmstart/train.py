@@ -1,8 +1,8 @@
 """Train the warm start: `python -m odradek.infra.demo.warmstart.train --tokens 5.5e6 --seed 0 --out DIR`.
 
 `--from DENSE --experts 4` makes a mixture of experts out of a trained dense policy instead (`upcycle.py`) and trains it
-on at a lower, falling rate; `--from` alone trains the dense one on, which is what to compare with. DIR becomes a policy
-directory (`policy.dir`).
+on at a lower, falling rate. `--from` alone trains the policy on: what to compare with, and how an imported one
+(`odradek policy import`) gets to know our template. DIR becomes a policy directory (`policy.dir`).
 
 Deterministic on one host: demonstrations, their order and the weights follow from the seed. The schedule counts tokens,
 never time, so a busy machine trains the same policy more slowly. Progress goes to stdout about every 20 s; every few
@@ -27,8 +27,9 @@ from torch import Tensor
 
 from odradek.actors.policy.config import ModelConfig
 from odradek.actors.policy.model import Policy
+from odradek.infra.cluster.policy import TRAINING_BYTES
 from odradek.infra.demo.demonstrations.segments import Example
-from odradek.infra.demo.demonstrations.stream import TOKENIZER_PATH, shipped_template, training_stream
+from odradek.infra.demo.demonstrations.stream import TOKENIZER_PATH, shipped_template, template_of, training_stream
 from odradek.infra.demo.warmstart.batches import PAD, POOL, Batch, RouterLoad, pool_batches, target_nll
 from odradek.infra.demo.warmstart.muon import set_rate, warm_start_optimisers
 from odradek.infra.demo.warmstart.upcycle import upcycled
@@ -45,9 +46,11 @@ FLOOR: Final = 0.03
 """Smallest factor on the rate."""
 WARMUP_STEPS: Final = 30
 """Steps of rising rate: Muon from random weights diverges without."""
+CONTINUED_WARMUP: Final = 5
+"""The same from trained weights."""
 CONTINUED_RATE: Final = 0.25
-"""Factor on both rates for a policy that is trained already. Too high forgets before it learns, too low leaves upcycled
-experts alike."""
+"""Factor on both rates for a policy that is trained already, unless told otherwise. Too high forgets before it learns,
+too low leaves upcycled experts alike."""
 BALANCE: Final = 0.01
 """Weight of the routers' balancing term, the usual one. Too low may starve an expert, too high routes by lot."""
 CLIP_NORM: Final = 1.0
@@ -59,11 +62,13 @@ SAVE_SECONDS: Final = 180.0
 STATE_FILE: Final = "training-state.pt"
 
 
-def rate_factor(step: int, tokens: int, total: int, continued: bool = False) -> float:
-    """Factor on both rates at `step` (from 0) with `tokens` seen of `total`; a continued run falls from the start."""
-    share, constant = tokens / total, 0.0 if continued else CONSTANT_SHARE
+def rate_factor(step: int, tokens: int, total: int, continued: float | None = None) -> float:
+    """Factor on both rates at `step` (from 0) with `tokens` seen of `total`; a run that continues at the factor
+    `continued` falls from the start."""
+    share, constant = tokens / total, CONSTANT_SHARE if continued is None else 0.0
     falling = 1.0 if share < constant else max(FLOOR, (1 - share) / (1 - constant))
-    return min(1.0, (step + 1) / WARMUP_STEPS) * falling * (CONTINUED_RATE if continued else 1.0)
+    warmup = WARMUP_STEPS if continued is None else CONTINUED_WARMUP
+    return min(1.0, (step + 1) / warmup) * falling * (1.0 if continued is None else continued)
 
 
 class Totals(msgspec.Struct):
@@ -79,8 +84,9 @@ class Totals(msgspec.Struct):
 class WarmStart:
     """A run: policy, optimisers and place in the stream, saved and resumed between pools of demonstrations."""
 
-    def __init__(self, policy: Policy, total_tokens: int, seed: int, continued: bool = False) -> None:
+    def __init__(self, policy: Policy, total_tokens: int, seed: int, continued: float | None = None) -> None:
         self.policy, self.total_tokens, self.seed, self.continued = policy, total_tokens, seed, continued
+        self.batch_tokens = min(BATCH_TOKENS, TRAINING_BYTES // policy.config.training_bytes_per_token)
         self.muon, self.adamw = warm_start_optimisers(policy, MUON_RATE, ADAMW_RATE)
         self.step = self.tokens = self.pools = 0
         self.totals = Totals()
@@ -92,7 +98,7 @@ class WarmStart:
     def train_pool(self, stream: Iterator[Example], after_batch: Callable[[], None]) -> None:
         """Train on the next pool of demonstrations."""
         rng = random.Random(f"warm-start/{self.seed}/{self.pools}")
-        for batch in pool_batches(stream, BATCH_TOKENS, self.policy.config.max_position_embeddings, rng):
+        for batch in pool_batches(stream, self.batch_tokens, self.policy.config.max_position_embeddings, rng):
             if not self.done:
                 self._train(batch)
                 after_batch()
@@ -178,19 +184,23 @@ class Reporter:
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Train this dense policy on; with --experts, as a mixture whose experts begin as its feed-forward.",
 )
-def main(tokens: float, seed: int, out: Path, snapshot: tuple[float, ...], experts: int, source: Path | None) -> None:
+@click.option("--rate", type=float, default=CONTINUED_RATE, show_default=True, help="Factor on the rates with --from.")
+def main(
+    tokens: float, seed: int, out: Path, snapshot: tuple[float, ...], experts: int, source: Path | None, rate: float
+) -> None:
     torch.set_num_threads(1)
-    run = WarmStart(_first(source, experts, seed), int(tokens), seed, continued=source is not None)
+    run = WarmStart(_first(source, experts, seed), int(tokens), seed, continued=None if source is None else rate)
+    tokenizer = (source or TOKENIZER_PATH.parent) / TOKENIZER_PATH.name
     out.mkdir(parents=True, exist_ok=True)
     if (out / STATE_FILE).exists():
         run.restore(torch.load(out / STATE_FILE, weights_only=True))
         click.echo(f"going on from {run.tokens / 1e6:.2f}M tokens")
     click.echo(f"{sum(p.numel() for p in run.policy.parameters())} parameters")
-    progress = (lambda: 1.0) if run.continued else lambda: run.tokens / run.total_tokens
-    stream = training_stream(seed, progress, start=run.pools * POOL)
+    progress = (lambda: run.tokens / run.total_tokens) if run.continued is None else lambda: 1.0
+    stream = training_stream(seed, progress, run.pools * POOL, template=template_of(tokenizer.parent))
     _train(run, stream, out, sorted(int(s) for s in snapshot if s > run.tokens))
     run.policy.save_hf(out)
-    shutil.copyfile(TOKENIZER_PATH, out / TOKENIZER_PATH.name)
+    shutil.copyfile(tokenizer, out / tokenizer.name)
     click.echo(f"done: {run.tokens} tokens, {run.step} steps; weights in {out}")
 
 
