@@ -106,7 +106,7 @@ async def test_the_parent_s_tasks_are_neither_run_nor_refused_by_the_branch(smal
 
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "support.crash_child"],
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
