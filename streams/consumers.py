@@ -196,9 +196,20 @@ class GroupConsumer:
             records = await self._poller.poll(consumer, active, self._gap, limit=BATCH_RECORDS)
         async with self._lock:  # no await between the poll and here unless a rebalance holds the lock
             if records and generation != self._generation:
-                return  # partitions changed hands meanwhile; their new positions deliver these again
+                await self._rewind(consumer, records)
+                return
             await self._handle_batch(consumer, records)
             await self._deliver_released()
+
+    async def _rewind(self, consumer: AIOKafkaConsumer, records: list[Record]) -> None:
+        """Partitions changed hands while these were fetched. Where they were fetched for the new assignment already,
+        its position has moved past them, and nobody would see them again; where for the old one, it has not."""
+        first: dict[TopicPartition, int] = {}
+        for record in records:
+            first.setdefault(clients.partition(self._config, record.ref.topic, record.ref.partition), record.ref.offset)
+        for tp, offset in first.items():
+            if tp in self._ready and await consumer.position(tp) > offset:
+                consumer.seek(tp, offset)
 
     def _resume_due(self, consumer: AIOKafkaConsumer) -> None:
         now = asyncio.get_running_loop().time()

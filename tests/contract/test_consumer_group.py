@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -306,6 +307,36 @@ async def test_partitions_change_hands_only_between_batches(log: EventLog, key: 
     assert len(seen) == len(set(seen)) == 400
     for session in keys:
         assert [number for name, number in seen if name == session] == list(range(25))
+
+
+async def test_records_fetched_while_partitions_change_hands_are_not_lost(
+    log: EventLog, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch that began before a rebalance and ended after it: the position it moved is the new assignment's."""
+    keys = [f"{key}-{number}" for number in range(12)]
+    ones, others = Recorder(), Recorder()
+    one, other = member(log, ones), member(log, others)
+    poll, joined = one._poller.poll, asyncio.Event()
+
+    async def straddling(*given: Any, **named: Any) -> list[Record]:
+        if not joined.is_set():
+            return await poll(*given, **named)
+        before = one._generation
+        await eventually(lambda: one._generation >= before + 2, "the rebalance")
+        joined.clear()
+        for number, name in enumerate(keys):
+            await publish(log, name, range(number, number + 1))
+        consumer, _, *rest = given
+        return await poll(consumer, [tp for tp in consumer.assignment() if tp in one._ready], *rest, **named)
+
+    monkeypatch.setattr(one._poller, "poll", straddling)
+    async with running(one):
+        await publish(log, key, range(100, 101))
+        await eventually(lambda: ones.handled == [100], "the first member at work")
+        joined.set()
+        async with running(other):
+            await eventually(lambda: set(range(12)) <= {*ones.handled, *others.handled}, "every record", 90)
+            assert set(ones.handled) - {100} and others.handled, "both of them have partitions"
 
 
 async def test_a_static_member_that_returns_gets_its_partitions_back(log: EventLog, key: str) -> None:
