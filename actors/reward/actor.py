@@ -3,8 +3,10 @@
 Consumes sessions.v1 as a consumer group and acts on session.completed and session.failed only; reads back that one
 session, grades it in a sandbox of its own, appends reward.assigned or reward.ungraded. At least once: a verdict's id
 follows from session and grader version, so a repeated one is the same event, and the first counts.
+A session with a record that nobody can decode, or whose end can't be handled, is `ungraded` at once, before that record
+becomes a dead letter: it is discarded for training, for ever, and its group goes on with a fresh attempt.
 Waits: for the log and the sandbox host, within their deadlines; a grader that can't run is `ungraded` with its cause.
-Production sessions have no hidden tests: they get no verdict here (people's feedback is theirs).
+Production sessions have no hidden tests: people's answers are their reward (`feedback.py`, a consumer beside this one).
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from typing import Any
 from odradek.actors.environment.start import SandboxFactory, end_with, ns_driver
 from odradek.actors.reward.efficiency import Conduct, conduct_of
 from odradek.actors.reward.errors import GraderCouldNotRun
+from odradek.actors.reward.feedback import GROUP as FEEDBACK_GROUP
+from odradek.actors.reward.feedback import FeedbackRewards
 from odradek.actors.reward.grader import GRADE_DEADLINE_S, GRADER, VERSION, Grade, grade
+from odradek.actors.reward.opening import opening
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import blobs_of, log_of
@@ -26,7 +31,8 @@ from odradek.actors.telemetry.tracing import Tracing
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams import topics
 from odradek.streams.assembly.reader import Extent, read_sessions
-from odradek.streams.consumers import HANDLER_S, GroupConsumer
+from odradek.streams.consumers import HANDLER_S, GroupConsumer, Later
+from odradek.streams.dlq import Why
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
@@ -60,6 +66,7 @@ class RewardActor:
         self._loop.begin(self._start(), START_DEADLINE_S)
         self._loop.main(end_with(self._driver), name)
         self._loop.main(self._consumer.run(), name)
+        self._loop.main(self._answers.run(), name)
 
     async def _start(self) -> None:
         root = Path(self._deployment.data_dir)
@@ -76,11 +83,27 @@ class RewardActor:
             self._on_record,
             instance=f"{GROUP}.{self._name}",
             handler_s=GRADE_DEADLINE_S + HANDLER_S,
+            later=Later(self._deployment.dead_letter_keys),
+            on_dead=self._on_dead,
+        )
+        self._feedback = FeedbackRewards(self._log, self._name)
+        self._answers = GroupConsumer(
+            self._log,
+            FEEDBACK_GROUP,
+            [topics.FEEDBACK.name, *map(topics.FEEDBACK.for_tenant, self._deployment.tenants)],
+            self._feedback.on_record,
+            instance=f"{FEEDBACK_GROUP}.{self._name}",
+            later=Later(self._deployment.dead_letter_keys),
         )
 
     async def state(self) -> dict[str, Any]:
         """Counters for `status` and `watch`."""
-        return {"graded": self._graded, "busy_s": self._busy_ms / 1000, "paused": len(self._consumer.paused)}
+        return {
+            "graded": self._graded,
+            "feedback": self._feedback.given,
+            "busy_s": self._busy_ms / 1000,
+            "paused": len(self._consumer.paused) + len(self._answers.paused),
+        }
 
     async def shut_down(self) -> None:
         """End every grading sandbox."""
@@ -100,7 +123,7 @@ class RewardActor:
         records = await read_sessions(self._log, [extent])
         verdict: RewardAssigned | RewardUngraded
         if session not in records:
-            verdict = self._ungraded(extent, event.body.group_id, "a record of the session can't be decoded", False)
+            verdict = self._ungraded(extent, event.body.group_id, "a record of the session can't be decoded", True)
         else:
             conduct = conduct_of(records[session])
             if conduct.end is None:
@@ -109,6 +132,21 @@ class RewardActor:
             verdict = await self._verdict(extent, event.body.group_id, conduct)
         await self._append(session, event.meta, event.id, verdict, event.traceparent)
         self._tracing.grading(event.traceparent, verdict, began_ns)
+
+    async def _on_dead(self, record: Record, why: Why, error: str) -> None:
+        """Tell the session's group, which would wait for its deadline. Whose record it is only its key says."""
+        session = record.key_bytes or b""
+        found = await opening(self._log, session, record.ref.partition, record.ref.offset) if session else None
+        if found is None:
+            log.warning("%s is of no session within reach: nobody waits for it", record.ref)
+            return
+        began, event = found
+        if event.meta.origin == "production" or not event.body.group_id:
+            return
+        extent = Extent(record.key or "", record.ref.partition, began.offset, record.ref.offset)
+        cause = f"a record of the session is a dead letter ({why}) at {record.ref}: {error}"
+        verdict = self._ungraded(extent, event.body.group_id, cause, True)
+        await self._append(extent.session_id, event.meta, event.id, verdict, event.traceparent)
 
     async def _verdict(self, extent: Extent, group: str, conduct: Conduct) -> RewardAssigned | RewardUngraded:
         try:

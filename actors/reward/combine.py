@@ -18,9 +18,12 @@ ERROR_COST = 0.05
 MAX_ERRORS = 4
 """Failed calls that cost; beyond this they cost nothing more."""
 VERSION = "1"
+FEEDBACK = {"accepted": 1.0, "followed_up": 0.5, "rejected": 0.0, "reverted": 0.0}
+"""What a person's answer to a production session is worth, in the place of `solved`. A follow-up says that the change
+was of use and not enough; a change that is taken back was of none, however it was received at first."""
 
 
-def total(components: Mapping[str, float]) -> float:
-    """Of components solved (0 or 1), turns and errors."""
+def total(components: Mapping[str, float], outcome: str = "solved") -> float:
+    """Of components turns, errors and the outcome: `solved` (0 to 1), or a production session's `feedback`."""
     errors = min(components["errors"], MAX_ERRORS)
-    return components["solved"] * (1.0 - TURN_COST * components["turns"]) - ERROR_COST * errors
+    return components[outcome] * (1.0 - TURN_COST * components["turns"]) - ERROR_COST * errors

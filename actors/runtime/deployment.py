@@ -52,6 +52,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     gets this."""
     tenants: tuple[str, ...] = ()
     """Whose own open topics (`tasks.v1.TENANT`, `feedback.v1.TENANT`) are created and followed."""
+    dead_letter_keys: str = "wait"
+    """`streams.consumers.Later` of the group consumers: what happens to later records of a key with dead letters."""
     namespace: str = "odradek"
     incarnation: str = "0"
     keep_versions: int = 50

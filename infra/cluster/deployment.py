@@ -15,6 +15,8 @@ from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.events.sessions import CondenseSettings
 
+NAMESPACE = "odradek"
+"""Of a deployment's actors on Ray; with a prefix, that too."""
 KEY_FILE = "audit/notary.key"
 """Where the notary's private key lies in the data folder, unless a setting names another place."""
 
@@ -25,6 +27,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
     return Deployment(
         kafka=endpoints.kafka,
         tenants=config.kafka.tenant_names,
+        dead_letter_keys=config.dlq.later,
         store=store_of(endpoints),
         lane=lane_of(config, policy_sizes),
         keys=key_store(config),
@@ -35,7 +38,7 @@ def deployment_of(config: Config, endpoints: Endpoints) -> Deployment:
         warm_start_dir=str(directory),
         max_context=policy_sizes.context,
         token_seconds=policy_sizes.token_seconds,
-        namespace=f"odradek-{config.kafka.prefix}" if config.kafka.prefix else "odradek",
+        namespace=f"{NAMESPACE}-{config.kafka.prefix}" if config.kafka.prefix else NAMESPACE,
         incarnation=config.kafka.prefix or "default",
         keep_versions=config.trainer.keep_versions,
         keep_every=config.trainer.keep_every,

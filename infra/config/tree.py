@@ -231,6 +231,13 @@ class Reward(Section, frozen=True, kw_only=True):
     """Reward actors."""
 
 
+class Dlq(Section, frozen=True, kw_only=True):
+    """Records that a consumer could not handle."""
+
+    later: Literal["wait", "go_on"] = "wait"
+    """What later records of such a record's key do: `wait` behind it until it is released or dropped, or `go_on`."""
+
+
 class Projections(Section, frozen=True, kw_only=True):
     """Live tables kept by a Faust worker."""
 
@@ -307,6 +314,7 @@ class Config(Section, frozen=True, kw_only=True):
     inference: Inference = Inference()
     session: Session = Session()
     reward: Reward = Reward()
+    dlq: Dlq = Dlq()
     projections: Projections = Projections()
     audit: Audit = Audit()
     sandbox: Sandbox = Sandbox()

@@ -193,6 +193,7 @@ TABLE: Final = (
     _wait("handler", "consumer", "the handler of a record", "streams.consumers.HANDLER_S",
           "tried again with backoff, then a dead letter with the cause", LAG,
           "streams/consumers.py:GroupConsumer._call", "streams/consumers.py:GroupConsumer._redeliver",
+          "streams/consumers.py:GroupConsumer._give_up",
           "streams/consumers.py:GroupConsumer._turn"),
     _wait("object", "whoever reads or writes", "the object store", "streams.blobs.DEADLINE_S",
           "StoreUnreachable: retried by whoever owns the work", LAG, "streams/blobs.py:S3Store._run"),

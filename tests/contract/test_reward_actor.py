@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.waiting import eventually
 
@@ -158,7 +159,7 @@ async def test_every_session_that_ends_gets_one_verdict_with_its_cause(world: Wo
     await world.session("ours", end=SessionFailed(cause="host lost", first_offset=0))
     await world.session("torn", poison=b"\xc1")
     await world.session("person's", origin="production", delta=FIX)
-    names = {"solved", "unsolved", "evaluated", "ours"}
+    names = {"solved", "unsolved", "evaluated", "ours", "torn"}
     actor = await grading(deployment)
     try:
         found = await world.until(names)
@@ -177,7 +178,31 @@ async def test_every_session_that_ends_gets_one_verdict_with_its_cause(world: Wo
     ours = found["ours"]
     assert isinstance(ours, RewardUngraded) and (ours.cause, ours.retryable) == ("session failed: host lost", True)
     assert state["graded"] == 3
-    assert torn == [Why.DECODE, Why.FOLLOWS], "its end follows the record nobody can read: no verdict, never a score"
+    assert torn == [Why.DECODE, Why.FOLLOWS], "its end follows the record nobody can read"
+    lost = found["torn"]
+    assert isinstance(lost, RewardUngraded) and lost.retryable and lost.group_id == "g"
+    assert lost.cause.startswith("a record of the session is a dead letter (decode) at sessions.v1/")
+
+
+@pytest.mark.parametrize("later", ["wait", "go_on"])
+async def test_a_group_learns_at_once_of_a_session_with_a_record_that_nobody_can_read(
+    world: World, deployment: Deployment, later: str
+) -> None:
+    """It does not wait for the session's end, nor for its own deadline: the session may never end."""
+    await world.publish(TASK)
+    opened = SessionOpened(session_id="open", policy="p", group_id="g", task=world.task)
+    first = await world._append("sessions.v1", "open", opened, Meta(correlation="g"), "opened")
+    bad = await world.log.append_raw("sessions.v1", b"open", b"\xc1", [("ce_type", b"tool.completed.v1")])
+    await world.log.append_raw("sessions.v1", b"nobody's", b"\xc1", [("ce_type", b"tool.completed.v1")])
+    actor = await grading(msgspec.structs.replace(deployment, dead_letter_keys=later))
+    try:
+        verdict = (await world.until({"open"}))["open"]
+        await held_back(world.log, b"nobody's", 1)
+    finally:
+        await ended(actor)
+    assert isinstance(verdict, RewardUngraded) and str(bad) in verdict.cause and verdict.retryable
+    assert (verdict.partition, verdict.first_offset, verdict.last_offset) == (first.partition, first.offset, bad.offset)
+    assert (await world.verdicts()).keys() == {"open"}
 
 
 async def test_a_restarted_grader_goes_on_and_a_repeated_verdict_is_the_same_event(
