@@ -58,7 +58,7 @@ def _actors(config: Config) -> tuple[list[ActorView], list[ComponentStatus]]:
 
 def waits(views: Sequence[ActorView]) -> list[Pending]:
     """What waits, as the actor that follows the log says; the oldest first."""
-    said: list[dict[str, Any]] = next((view.state.get("waits", []) for view in views if view.name == TELEMETRY and view.up), [])
+    said: list[Any] = next((view.state.get("waits", []) for view in views if view.name == TELEMETRY and view.up), [])
     return msgspec.convert(said, list[Pending])
 
 

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CODES, CaseFailed, Context, command_options
+from odradek.infra.cli.guard import guarded
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--lane", metavar="NAME-2|NAME-3", help="The branch's lane [POLICY-2].")
 @click.option("--keep", is_flag=True, help="Leave the services and actors running at the end.")
 @command_options
+@guarded
 def command(
     context: Context, minutes: float | None, start: str | None, policy: str | None, lane: str | None, keep: bool
 ) -> None:

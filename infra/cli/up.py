@@ -21,10 +21,12 @@ def command(context: Context, actors: bool) -> None:
     """
     from odradek.infra.cluster.policy import checked
     from odradek.infra.config.services import stack_of
+    from odradek.infra.stack.state import check_not_owned
 
     if actors:
         checked(context.config)
     stack = stack_of(context.config)
+    check_not_owned(stack.data)
     result = stack.up(context.progress)
     started: list[str] = []
     if actors:

@@ -19,6 +19,8 @@ from odradek.infra.cluster.policy import check_history, checked
 from odradek.infra.config.services import endpoints, stack_of
 from odradek.infra.config.tree import Config
 from odradek.infra.stack.ray_head import connect
+from odradek.infra.stack.stack import Stack
+from odradek.infra.stack.state import owned
 from odradek.infra.telemetry import TELEMETRY
 from odradek.streams.admin import ensure_topics
 
@@ -52,9 +54,16 @@ class Running:
 @contextmanager
 def deployment_up(config: Config, say: Say, *, keep: bool = False, branch: Branch | None = None) -> Iterator[Running]:
     """Start what does not run yet; stop what this call started, unless `keep`. Raises `UsageError` before anything is
-    started where the policy can't be served, and before an actor is where `branch` can't begin."""
+    started where the policy can't be served or another run has the data folder, and before an actor is where `branch`
+    can't begin."""
     checked(config)
     stack = stack_of(config)
+    with owned(stack.data, "a run"), _deployment_up(config, stack, say, keep, branch) as running:
+        yield running
+
+
+@contextmanager
+def _deployment_up(config: Config, stack: Stack, say: Say, keep: bool, branch: Branch | None) -> Iterator[Running]:
     started = bool(stack.up(lambda component, message: say(f"{component}: {message}")).started)
     try:
         deployment = deployment_of(config, endpoints(config))

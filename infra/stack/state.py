@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from odradek.infra.deadline import Deadline
-from odradek.infra.errors import StackError
+from odradek.infra.errors import StackError, UsageError
 from odradek.infra.stack.processes import POLL_S, ProcessName
 
 STATE_VERSION = 1
@@ -89,6 +89,38 @@ def write_private(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+@contextmanager
+def owned(data: Path, what: str) -> Iterator[None]:
+    """One run on a data folder at a time, for as long as the block lasts: it stops at its end what others would then
+    miss. Raises `UsageError` naming who has the folder. The kernel frees it when the owner dies."""
+    data.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(data / "owner", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(_taken(data, os.pread(descriptor, 200, 0).decode(errors="replace"))) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{what} (process {os.getpid()})".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def check_not_owned(data: Path) -> None:
+    """Raises `UsageError` while a run has the folder."""
+    if (data / "owner").exists():
+        with owned(data, "nobody"):
+            pass
+
+
+def _taken(data: Path, owner: str) -> str:
+    return (
+        f"{owner or 'another run'} has {data} and stops its services at its end: wait for that, end it with "
+        f"odradek down --data {data}, or name another folder with --data"
+    )
 
 
 @contextmanager
