@@ -32,7 +32,7 @@ from odradek.streams.events.groups import (
     MemberReplaced,
 )
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.events.tasks import TaskCancelled, TaskEvent, TaskPublished
+from odradek.streams.events.tasks import TaskEvent, TaskPublished
 from odradek.streams.events.weights import (
     CurrentWeights,
     VersionPinned,
