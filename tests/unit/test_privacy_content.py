@@ -16,7 +16,7 @@ from odradek.streams.codec import INLINE_LIMIT, UPCASTERS, f32, i32
 from odradek.streams.config import KafkaConfig
 from odradek.streams.dlq import DeadLetter
 from odradek.streams.envelope import Event, Record, encode
-from odradek.streams.errors import DecodeError, SubjectErased
+from odradek.streams.errors import BlobMissing, DecodeError, SubjectErased
 from odradek.streams.events.meta import Cipher, Meta, RecordRef
 from odradek.streams.events.sessions import MessageReceived, SessionFailed, ToolCompleted, TurnSampled, WeightSpan
 from odradek.streams.events.tasks import FeedbackGiven
@@ -240,6 +240,17 @@ async def test_large_content_is_an_object_of_the_subject_and_the_structure_outli
     assert (await blobs.remove(SUBJECT)).removed == 1
     event = await read(record, ring, blobs)
     assert (event.body.call_id, event.body.text, event.meta.seq) == ("0.0", ERASED, 3), "not poison: nothing is missing"
+
+
+async def test_an_object_that_goes_while_it_is_read_because_its_subject_is_erased_is_no_fault(ring: KeyRing) -> None:
+    class Erasing(MemoryStore):
+        async def get(self, key: str) -> bytes:
+            await ring.destroy(SUBJECT, "asked")
+            raise BlobMissing("just removed", key=key)
+
+    blobs = BlobStore(Erasing(), keys=ring, cache_bytes=0)
+    record = await written(log_with(ring, blobs), MessageReceived(message_id="0", text="x" * 2 * INLINE_LIMIT))
+    assert (await read(record, ring, blobs)).body.text == ERASED
 
 
 async def test_a_missing_object_of_a_subject_that_was_not_erased_is_a_fault(ring: KeyRing) -> None:
