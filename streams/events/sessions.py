@@ -66,7 +66,7 @@ class SessionOpened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     condense: CondenseSettings | None = None
     """None: a full context ends the session."""
     forked_from: RecordRef | None = None
-    """The opening of the session that this one branches off from. Its history up to `forked_at` is logged here again."""
+    """The opening of the session that this one branches off from; its history up to `forked_at` is repeated here."""
     forked_at: int = -1
     """The parent's turn in whose place this session samples its first one; -1 where it is no fork."""
 

@@ -49,7 +49,7 @@ class HiddenScript(msgspec.Struct, frozen=True, kw_only=True):
 
     files: dict[str, bytes]
     """By path under ``/tests``. Bytes are base64 in JSON."""
-    command: str = "\"$(command -v bash || command -v sh)\" /tests/test.sh"
+    command: str = '"$(command -v bash || command -v sh)" /tests/test.sh'
     """Without bash in the image the script runs under sh."""
     timeout_seconds: float = 120.0
 
@@ -62,8 +62,8 @@ class TaskPublished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     files: dict[str, str] = {}
     """The workspace at the start: relative path to text. Larger or binary trees come as `files_ref`."""
     files_ref: BlobRef | None = None
-    """A tar of the starting workspace in the object store, at `blobs/shared/SHA256`: plain files and folders. Put before
-    the event, and checked against its digest by whoever makes the workspace. Instead of `files`."""
+    """A tar of the starting workspace in the object store, at `blobs/shared/SHA256`: plain files and folders. It is put
+    before the event, and checked against its digest by whoever makes the workspace. Instead of `files`."""
     tests: HiddenTests | None = None
     """Cases for one function; compared by a parent process that alone knows what is wanted."""
     script: HiddenScript | None = None

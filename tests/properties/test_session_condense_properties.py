@@ -74,9 +74,7 @@ def test_whatever_is_condensed_no_call_is_orphaned_every_token_is_trained_once_a
     for event, (_, tokens) in zip(events, model.asked, strict=True):
         assert no_orphan(tokens) and len(tokens) <= context - MIN_COMPLETION_TOKENS
         shown.update(event.messages)
-        assert {name for name, ids in texts.items() if count(tokens, ids) == 1} == shown, (
-            "asked, in full, once"
-        )
+        assert {name for name, ids in texts.items() if count(tokens, ids) == 1} == shown, "asked, in full, once"
     acted = True
     for body, after in pairwise(bodies):
         if isinstance(body, ContextSummarized):
