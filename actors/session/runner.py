@@ -316,7 +316,9 @@ class SessionRunner:
         await self._append_owner(f"environment.{info.sandbox_id}", [opened])
 
     async def _close_environment(self) -> None:
-        if not self._environment_ready:
+        """End this owner's sandbox, and one that a former owner left to a session that needed none any more."""
+        inherited = self.state.end is not None and self.state.environment is not None
+        if not self._environment_ready and not inherited:
             return
         self._environment_ready = False
         try:

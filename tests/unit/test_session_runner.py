@@ -22,6 +22,7 @@ from odradek.streams.codec import read_i32
 from odradek.streams.errors import AppendUncertain
 from odradek.streams.events.sessions import (
     CancelRequested,
+    EnvironmentClosed,
     EnvironmentOpened,
     MessageReceived,
     SessionCompleted,
@@ -124,6 +125,20 @@ async def test_a_session_survives_the_death_of_its_actor_at_any_record(record: i
     assert folded.context == SessionFold("s", T).apply_all(undisturbed.history("s")).context
 
 
+async def test_the_sandbox_of_a_dead_owner_is_closed_though_its_successor_needs_none() -> None:
+    """Else it lives on until its host ends it for its age."""
+    turns = [turn(T, READ), DONE]
+    undisturbed = MemoryJournal()
+    await runner(undisturbed, ScriptedModel(turns), FolderEnvironment(), spec({"a.py": "x = 1\n"})).run()
+    last_result = max(n for n, body in enumerate(undisturbed.bodies()) if isinstance(body, ToolCompleted))
+    environment = FolderEnvironment()
+    journal = await kill_at(last_result + 1, ScriptedModel(turns), environment)
+    assert environment.opened == 1, "the successor needed no sandbox"
+    (closed,) = [body for body in journal.bodies() if isinstance(body, EnvironmentClosed)]
+    assert closed.sandbox_id == "sandbox-1"
+    assert journal.bodies()[-1] is closed
+
+
 async def test_a_call_without_a_logged_result_runs_in_the_workspace_before_it() -> None:
     """The edit really happened in the old sandbox, but its result was never logged: it is done again from before."""
     environment = FolderEnvironment(kill_in_call=True)
@@ -171,7 +186,9 @@ async def test_a_fault_of_ours_is_retried_then_logged_as_failed_never_a_result(
     journal = MemoryJournal()
     environment = FolderEnvironment(lose_next=1_000_000)
     await runner(journal, ScriptedModel([turn(T, READ)]), environment, spec({"a.py": ""})).run()
-    assert isinstance(journal.bodies()[-1], SessionFailed) and not journal.results()
+    end, closed = journal.bodies()[-2:]
+    assert isinstance(end, SessionFailed) and not journal.results()
+    assert isinstance(closed, EnvironmentClosed), "the sandbox that was lost is given up, too"
 
 
 async def test_a_zombie_owner_changes_nothing() -> None:
