@@ -13,7 +13,7 @@ from odradek.actors.trainer.checkpoint import Checkpoints, TrainerState
 from odradek.actors.trainer.errors import CheckpointError
 from odradek.actors.trainer.export import save_version
 from odradek.actors.trainer.manifest import Origin, Place
-from odradek.infra.cluster.deployment import ASSETS
+from odradek.infra.cluster.policy import ASSETS
 from odradek.kernels.logprob.api import row_logits
 from odradek.streams.blobs import MemoryStore
 from odradek.streams.events.weights import VersionPublished
