@@ -8,7 +8,7 @@ ROOMS := streams kernels actors infra
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench-demo test check lint types layers fix up down status dashboard lock
+.PHONY: help setup demo bench-demo test test-slow crash check lint types layers fix up down status dashboard lock
 
 help: ## Print this help.
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,13 @@ bench-demo: $(INSTALLED) ## The demo with greedy evaluation, larger sets and thr
 
 test: $(INSTALLED) ## All tests but the slow ones and those for a GPU.
 	@$(BIN)/pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-slow: $(INSTALLED) ## The slow ones: a person's run, 200 damaged places in stored segments, unprivileged sandboxes.
+	@$(BIN)/pytest -q -m "slow and not gpu" $(ARGS)
+
+crash: $(INSTALLED) ## N seeded faults into a running job, then every guarantee checked: make crash N=50 SEED=1
+	@cd tests && ../$(BIN)/python -m support.crash --faults $(or $(N),50) --seed $(or $(SEED),1) \
+		--report $(or $(REPORT),/tmp/odradek-crash-$(or $(N),50)-$(or $(SEED),1).md)
 
 check: lint types layers ## Lint, types, layers: what CI checks before it tests.
 
