@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 import ray.exceptions
+from support.waiting import eventually_blocking
 
 from odradek.actors.runtime.loop import LoopThread
 from odradek.infra.stack.ray_head import connect
@@ -49,20 +49,14 @@ def started(ray_address: str, tmp_path: Path) -> Iterator[Any]:
     ray.shutdown()
 
 
-def until(holds: Any, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def test_an_actor_that_cannot_start_again_is_started_until_it_can(started: Any, tmp_path: Path) -> None:
     """Guarantee 12: else a broker that is away for a moment, while an actor restarts, ends that actor for ever."""
     handle = started.remote(tmp_path)
     first = ray.get(handle.pid.remote(), timeout=DEADLINE_S)
     (tmp_path / "away").touch()
     os.kill(first, signal.SIGKILL)
-    until(lambda: len((tmp_path / "starts").read_text().split()) >= 3, "two starts while it is away")
+    starts = tmp_path / "starts"
+    eventually_blocking(lambda: len(starts.read_text().split()) >= 3, "two starts while it is away", DEADLINE_S)
     (tmp_path / "away").unlink()
 
     def answers() -> bool:
@@ -71,7 +65,7 @@ def test_an_actor_that_cannot_start_again_is_started_until_it_can(started: Any, 
         except ray.exceptions.ActorUnavailableError:
             return False
 
-    until(answers, "it is back")
+    assert eventually_blocking(answers, "it to be back", DEADLINE_S)
 
 
 def test_a_first_start_that_fails_says_why(started: Any, tmp_path: Path) -> None:

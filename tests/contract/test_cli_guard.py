@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually_blocking
 
-from odradek.infra.deadline import Deadline
 from odradek.infra.stack import processes
 from odradek.infra.stack.ray_head import RayHead
 from odradek.infra.stack.stack import Stack
@@ -27,6 +26,8 @@ from pathlib import Path
 import click
 from odradek.infra.cli import context as shared, main
 from odradek.infra.cli.guard import run_guarded
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 
 def cleaned(how):
     print("cleaned up", file=sys.stderr)
@@ -111,10 +112,7 @@ def test_a_killed_parent_takes_the_command_along_which_tidies_up(tmp_path: Path)
     process.kill()
     _, errors = process.communicate(timeout=60)  # until the child has closed it too
     assert errors.splitlines() == ["progress", "tidied"]
-    deadline = Deadline(30)
-    while processes.alive(child):
-        assert not deadline.expired
-        time.sleep(0.02)
+    eventually_blocking(lambda: not processes.alive(child), "the command to be gone")
 
 
 # -- with Ray --------------------------------------------------------------------------------------------------------

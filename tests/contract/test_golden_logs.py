@@ -20,9 +20,18 @@ from support.cli import Cli
 from support.golden_log import FOLDER, LANE, facts, machine
 from support.log_copy import copied, load, write
 
+from odradek.actors.environment.ns import NsDriver
+from odradek.actors.environment.start import SandboxFactory
+from odradek.actors.reward.grader import GRADER, VERSION
+from odradek.actors.reward.graders import grader_of
+from odradek.actors.reward.rescore import rescore
+from odradek.sandbox_images.store import ImageStore
+from odradek.streams.blobs import BlobStore, MemoryStore
 from odradek.streams.config import KafkaConfig
+from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.sessions import TurnSampled
 from odradek.streams.log import EventLog
+from odradek.streams.replay.reseal import seals_from
 from odradek.streams.replay.select import bodies
 
 pytestmark = pytest.mark.contract
@@ -110,3 +119,33 @@ def test_another_instruction_set_rebuilds_the_same_bytes(release: tuple[str, Kaf
     assert child["machine"]["torch"] == "DEFAULT" and child["machine"]["numpy"] == []
     assert child["machine"]["numerics_id"] != machine()["numerics_id"]
     assert child["facts"] == told(name)
+
+
+async def test_hidden_tests_run_again_over_an_older_log_say_what_they_said(
+    release: tuple[str, KafkaConfig], tmp_path: Path
+) -> None:
+    """The workspace that is judged comes from the log alone (image, the task's files, the session's deltas), in a
+    sandbox of today's."""
+    _, config = release
+    images = ImageStore(tmp_path / "images")
+    driver = NsDriver(tmp_path / "sandboxes", images)
+    await driver.start()
+    try:
+        factory = SandboxFactory(driver, images, BlobStore(MemoryStore()))
+        async with EventLog(config) as log:
+            seals = (await seals_from(log, LANE, 0))[:3]
+            done = await rescore(log, grader_of(f"{GRADER}@{VERSION}"), seals, "again", factory=factory, at_once=2)
+            pairs = [await components(log, ref) for ref in done.revised.values()]
+        left = await driver.list()
+    finally:
+        await driver.close()
+    assert len(pairs) == 12 and done.unfit == {} and left == ()
+    assert [again for again, _ in pairs] == [stood for _, stood in pairs]
+    assert {stood["solved"] for _, stood in pairs} == {0.0, 1.0}, "both outcomes are among them"
+
+
+async def components(log: EventLog, ref: RecordRef) -> tuple[dict[str, float], dict[str, float]]:
+    """What a revised reward says, and the verdict that it revises."""
+    revised = (await log.read_ref(ref)).event.body
+    stood = (await log.read_ref(revised.revises)).event.body
+    return revised.components, {name: stood.components[name] for name in revised.components}
