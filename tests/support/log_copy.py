@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from odradek.streams import topics
 from odradek.streams.admin import ensure_topics
-from odradek.streams.clients import producer
+from odradek.streams.clients import consumer, producer
 from odradek.streams.config import KafkaConfig
 from odradek.streams.log import EventLog
 from odradek.streams.topics import Cleanup
+from support.waiting import eventually
 
 FILLER = b"aborted: no committed reader sees this"
 
@@ -71,56 +72,72 @@ async def write(config: KafkaConfig, records: Iterable[Stored]) -> None:
     """Put the records on a fresh deployment, each at its own offset (compacted topics: in their order)."""
     await ensure_topics(config)
     plain, staged = producer(config), producer(config, transactional_id=config.name("log-copy"))
-    await plain.start()
-    await staged.start()
+    reader = consumer(config, committed=False)
+    for client in (plain, staged, reader):
+        await client.start()
     try:
         ordered = sorted(records, key=_place)
         for (topic, number), part in groupby(ordered, key=lambda one: (one.topic, one.partition)):
             exact = topics.declared(topic).cleanup is not Cleanup.COMPACT
-            await _partition(config, plain, staged, topic, number, list(part), exact)
+            place = TopicPartition(config.name(topic), number)
+            await _Copy(plain, staged, reader, place, exact).write(list(part))
     finally:
-        await plain.stop()
-        await staged.stop()
+        for client in (plain, staged, reader):
+            await client.stop()
 
 
 def _place(one: Stored) -> tuple[str, int, int]:
     return one.topic, one.partition, one.offset
 
 
-async def _partition(
-    config: KafkaConfig,
-    plain: AIOKafkaProducer,
-    staged: AIOKafkaProducer,
-    topic: str,
-    number: int,
-    records: list[Stored],
-    exact: bool,
-) -> None:
-    """A hole of one offset follows a transaction (its marker); two more are an aborted record and its marker."""
-    name = config.name(topic)
+class _Copy:
+    """One partition. A hole of one offset follows a transaction (its marker); two more are an aborted record and its
+    marker. A commit is answered before its marker is written, so each marker is waited for."""
 
-    async def send(by: AIOKafkaProducer, one: Stored) -> Any:
+    def __init__(
+        self,
+        plain: AIOKafkaProducer,
+        staged: AIOKafkaProducer,
+        reader: AIOKafkaConsumer,
+        place: TopicPartition,
+        exact: bool,
+    ) -> None:
+        self._plain, self._staged, self._reader = plain, staged, reader
+        self._place, self._exact = place, exact
+
+    async def write(self, records: list[Stored]) -> None:
+        for before, one, hole in _holes(records):
+            await self._aborted(before // 2)
+            if self._exact and hole % 2:
+                await self._staged.begin_transaction()
+                at = await self._send(self._staged, one)
+                await self._staged.commit_transaction()
+                await self._end_is(at.offset + 2)
+            else:
+                at = await self._send(self._plain, one)
+            if self._exact:
+                assert at.offset == one.offset, f"{self._place}@{one.offset} was written at {at.offset}"
+            await self._aborted(hole // 2)
+
+    async def _send(self, by: AIOKafkaProducer, one: Stored) -> Any:
+        topic, number = self._place
         return await by.send_and_wait(
-            name, one.value, one.key, partition=number, timestamp_ms=one.timestamp_ms, headers=one.headers
+            topic, one.value, one.key, partition=number, timestamp_ms=one.timestamp_ms, headers=one.headers
         )
 
-    async def aborted() -> None:
-        await staged.begin_transaction()
-        await staged.send_and_wait(name, FILLER, partition=number)
-        await staged.abort_transaction()
+    async def _aborted(self, times: int) -> None:
+        topic, number = self._place
+        for _ in range(times if self._exact else 0):
+            await self._staged.begin_transaction()
+            at = await self._staged.send_and_wait(topic, FILLER, partition=number)
+            await self._staged.abort_transaction()
+            await self._end_is(at.offset + 2)
 
-    for before, one, hole in _holes(records):
-        for _ in range(before // 2 if exact else 0):
-            await aborted()
-        if exact and hole % 2:
-            await staged.begin_transaction()
-            at = await send(staged, one)
-            await staged.commit_transaction()
-        else:
-            at = await send(plain, one)
-        assert not exact or at.offset == one.offset, f"{topic}/{number}@{one.offset} was written at {at.offset}"
-        for _ in range(hole // 2 if exact else 0):
-            await aborted()
+    async def _end_is(self, offset: int) -> None:
+        async def reached() -> bool:
+            return bool((await self._reader.end_offsets([self._place]))[self._place] >= offset)
+
+        await eventually(reached, f"the marker before {self._place}@{offset}")
 
 
 def _holes(records: list[Stored]) -> Iterator[tuple[int, Stored, int]]:
