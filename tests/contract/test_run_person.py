@@ -94,6 +94,10 @@ class Deployed:
         files = [path for path in self.data.rglob("*") if path.is_file() and not path.is_symlink()]
         return asyncio.run(look()) + [f"file {path}" for path in files if text.encode() in _bytes(path)]
 
+    def rewards(self, session: str) -> list[Any]:
+        """What was said of a session on rewards.v1."""
+        return [body for _, body in self.topic(topics.REWARDS.name) if body.session_id == session]
+
     def topic(self, name: str) -> list[Logged]:
         """Meta and body of every record of a topic."""
 
@@ -174,7 +178,8 @@ def test_an_accepted_diff_is_applied_exactly_and_the_session_is_production(
     assert isinstance(next(body for _, body in records if isinstance(body, SessionCompleted)), SessionCompleted)
     assert deployed.feedback(answer["session_id"]) == ["accepted"]
     assert answer["training_allowed"] is False
-    assert [body for _, body in deployed.topic(topics.REWARDS.name) if body.session_id == answer["session_id"]] == []
+    (reward,) = eventually_blocking(lambda: deployed.rewards(answer["session_id"]), "the answer's reward", COMMAND_S)
+    assert (reward.grader, reward.group_id, reward.components["feedback"]) == ("feedback", "", 1.0)
 
 
 def test_a_rejected_diff_leaves_the_folder_untouched(deployed: Deployed, project: tuple[Path, str]) -> None:
