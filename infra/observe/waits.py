@@ -159,8 +159,7 @@ TABLE: Final = (
     # -- starts, ends, reopenings ------------------------------------------------------------------------------------
     _wait("actor's start", "the actor's constructor", "broker, store, images",
           "actors.environment.actor.START_DEADLINE_S", "Ray says that it did not come up, with the cause", UP,
-          "actors/environment/actor.py:EnvironmentActor.__init__", "actors/reward/actor.py:RewardActor.__init__",
-          "actors/inference/serving.py:ServingActor.__init__", "actors/session/actor.py:SessionActor.__init__"),
+          "actors/runtime/loop.py:LoopThread.begin"),
     _wait("actor's end", "the actor's loop", "its own tasks", "actors.runtime.loop.STOP_DEADLINE_S",
           "they are cut off", UP, "actors/runtime/loop.py:LoopThread.stop", "actors/runtime/loop.py:LoopThread._drain"),
     _wait("reopening", "assembler, trainer, notary", "broker or store after a fault",

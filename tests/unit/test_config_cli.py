@@ -106,7 +106,7 @@ def test_config_show_is_json_on_request() -> None:
     """The same values, for programs."""
     shown = {item["key"]: item for item in json.loads(_run("config", "show", "--json").stdout)}
     assert shown["lane.attempts"]["value"] == 8
-    assert shown["lane.attempts"]["meaning"].startswith("Sessions of one group.")
+    assert shown["lane.attempts"]["meaning"].startswith("Sessions of one group, ")
 
 
 def test_status_of_nothing_is_exit_code_3_and_creates_nothing(tmp_path: Path) -> None:

@@ -108,7 +108,9 @@ async def test_a_session_that_cannot_be_read_any_more_is_ended_by_its_next_owner
     _erase(journal)
     model, environment = ScriptedModel([turn(text, EDIT)]), FolderEnvironment()
     await runner(journal, model, environment, persons(history_floor=0)).run(as_erased(journal.history("s")))
-    assert isinstance(journal.bodies()[-1], SessionFailed) and journal.bodies()[-1].cause == ""  # type: ignore[union-attr]
+    end, closed = journal.bodies()[-2:]
+    assert isinstance(end, SessionFailed) and end.cause == ""
+    assert isinstance(closed, EnvironmentClosed), "the sandbox that the dead host left is ended"
     assert model.asked == [] and environment.opened == 0, "nothing was sampled, nothing was run"
 
 
