@@ -17,6 +17,7 @@ from support.waiting import eventually
 from odradek.actors.controller import actor as controller_actor
 from odradek.actors.controller.actor import NAME, ControllerActor
 from odradek.actors.controller.core import EVAL_LANE, Controller
+from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.infra.observe.follow import FOLDED, RunFollower
 from odradek.streams import topics
 from odradek.streams.config import KafkaConfig
@@ -133,6 +134,10 @@ def test_each_kind_of_malformed_record_has_its_own_reason(topic: str) -> None:
 def intake(log: EventLog) -> ControllerActor:
     """The controller's shell without its start-up: what it does with a record is what is tested."""
     actor = ControllerActor.__new__(ControllerActor)
+    store = ObjectStoreAddress(endpoint="", bucket="", credentials_file="")
+    actor._deployment = Deployment(
+        kafka=log.config, store=store, lane=LANE, data_dir="", tokenizer_file="", warm_start_dir=""
+    )
     actor._log, actor._core, actor._letters = log, Controller(LANE), DeadLetters(log)
     return actor
 
