@@ -27,8 +27,6 @@ import click
 from odradek.infra.cli import context as shared, main
 from odradek.infra.cli.guard import run_guarded
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
-
 def cleaned(how):
     print("cleaned up", file=sys.stderr)
     return how
