@@ -14,5 +14,5 @@ from odradek.infra.stack.testing import (
 
 __all__ = ["kafka_bootstrap", "ray_address", "s3_access", "s3_config", "s3_endpoint", "s3_prefix", "topic_prefix"]
 
-# A shell that runs the tests in the background ignores SIGINT for them, and every command they start would inherit that.
+# A shell that runs tests in the background ignores SIGINT for them, and every command they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
