@@ -69,12 +69,13 @@ class Injector:
         self._busy: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in self.cluster.names}
 
     async def inject(self, fault: Fault) -> None:
-        """One fault, from beginning to end. Faults on the same actor, on the broker and on the store take turns."""
+        """One fault, from beginning to end. Faults on the same actor, on the broker and on the store take turns; those
+        that need the broker for a client of their own take turns with those that take it away."""
         run = getattr(self, f"_do_{fault.kind.replace(' ', '_')}")
         lock: Any = contextlib.nullcontext()
         if fault.target:
             lock = self._busy[fault.target]
-        elif fault.kind.startswith("broker"):
+        elif fault.kind.startswith("broker") or fault.kind in ("duplicate", "rebalance"):
             lock = self._broker
         elif fault.kind == "store":
             lock = self._store
