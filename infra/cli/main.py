@@ -37,8 +37,8 @@ COMMANDS = {
     "report": "Write one HTML page about a run, from the log alone.",
     "dashboard": "Open traces and curves of what is on the log in MLflow.",
     "dlq": "List, show, release or drop records that a consumer could not handle.",
-    "audit": "Verify or prove what the log says.",
-    "subject": "Consent to train on what a subject's sessions hold.",
+    "audit": "Verify or prove what the log says, or sample a session again.",
+    "subject": "A subject's consent to training, and the erasure of what they said.",
     "config": "Show the effective configuration.",
 }
 """Every command with its one line of help. Its module is `odradek.infra.cli.NAME`."""
