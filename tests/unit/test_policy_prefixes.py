@@ -97,12 +97,24 @@ def test_gradients_of_shared_rows_are_summed(config: ModelConfig) -> None:
         torch.testing.assert_close(gradient, apart[name], atol=2e-4, rtol=2e-4)
 
 
-def test_routed_experts_are_reported_for_every_token_and_replay_is_followed_for_each() -> None:
+def test_routed_experts_are_reported_for_every_token() -> None:
     policy = Policy(EXPERTS, seed=3)
     tokens, positions, starts = packed(PREFIX + A, PREFIX + B)
-    free = Routing()
+    routing = Routing()
     with torch.no_grad():
-        hidden = policy.forward_packed(tokens, positions, starts, free)
-        assert [tuple(ids.shape) for ids in free.chosen] == [(len(tokens), 2)] * 2
-        again = policy.forward_packed(tokens, positions, starts, Routing(replay=free.chosen))
-    assert torch.equal(hidden, again)
+        policy.forward_packed(tokens, positions, starts, routing)
+    assert [tuple(ids.shape) for ids in routing.chosen] == [(len(tokens), 2)] * 2
+
+
+def test_replay_is_followed_for_each_sequence_where_samplers_routed_a_prefix_differently() -> None:
+    policy = Policy(EXPERTS, seed=3)
+    tokens, positions, starts = packed(PREFIX + A, PREFIX + B)
+    split, free = len(PREFIX + A), Routing()
+    with torch.no_grad():
+        policy.forward_packed(tokens, positions, starts, free)
+        replay = [torch.cat([ids[:split], (ids[split:] + 1) % 4]) for ids in free.chosen]
+        together = policy.forward_packed(tokens, positions, starts, Routing(replay=replay))
+        for part in (slice(0, split), slice(split, len(tokens))):
+            alone = torch.tensor([0, len(tokens[part])], dtype=torch.int32)
+            routing = Routing(replay=[ids[part] for ids in replay])
+            assert torch.equal(together[part], policy.forward_packed(tokens[part], positions[part], alone, routing))
