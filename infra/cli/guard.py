@@ -113,7 +113,7 @@ def run_guarded(
         code = os.waitstatus_to_exitcode(status)
         if ended:
             raise click.exceptions.Exit(code if code >= 0 else 128 - code)
-        how = gone or f"ended from outside by {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+        how = gone or f"ended from outside by {f'signal {-code}' if code < 0 else f'exit code {code}'}{_why(watched)}"
         raise CommandLost(on_lost(f"{how}{_kept(said, folder)}"))
 
 
@@ -141,6 +141,14 @@ def _watch(reading: int, watched: Watched) -> str:
         since = (since or time.monotonic()) if gone else None
         if since is not None and time.monotonic() - since >= GONE_S:
             return "; ".join(gone)
+    return ""
+
+
+def _why(watched: Watched) -> str:
+    """What is gone, where the command fell before anybody had seen that for long enough."""
+    with suppress(InfraError):
+        found = [why for why in watched().values() if why]
+        return f" ({'; '.join(found)})" if found else ""
     return ""
 
 

@@ -13,6 +13,7 @@ import msgspec
 from odradek.infra.errors import StackError, Unreachable
 
 if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
 
 REQUEST_ATTEMPTS = 4
@@ -80,18 +81,23 @@ def s3_client(
     )
 
 
-def check_s3(access: S3Access, timeout_s: float, bucket_must_exist: bool = True) -> None:
-    """One signed request, one attempt. No answer is `Unreachable`; a refusal is a `StackError` that says which."""
+def check_s3(access: S3Access, timeout_s: float, bucket_must_exist: bool = True, holds: str = "") -> None:
+    """One signed request, one attempt. No answer is `Unreachable`; a refusal is a `StackError` that says which.
+    `holds`: an object of the bucket to read, for a store whose front answers before its disks do."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     client = s3_client(access, connect_s=timeout_s, read_s=timeout_s, attempts=1)
     try:
-        if bucket_must_exist:
+        if holds:
+            client.get_object(Bucket=access.bucket, Key=holds)["Body"].read()
+        elif bucket_must_exist:
             client.head_bucket(Bucket=access.bucket)
         else:
             client.list_buckets()
     except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "?")
+        code = _code(error)
+        if holds and code == "NoSuchKey":
+            return  # somebody removed it: no reason to refuse the store
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status >= 500:
             raise Unreachable(f"s3: {access.where} answers {status} ({code})") from error
@@ -104,16 +110,23 @@ def check_s3(access: S3Access, timeout_s: float, bucket_must_exist: bool = True)
         client.close()
 
 
-def ensure_bucket(access: S3Access) -> None:
-    """Create the bucket unless it is there."""
+def ensure_bucket(access: S3Access, holds: str) -> None:
+    """Create the bucket unless it is there, with one object that `check_s3` can read."""
     from botocore.exceptions import ClientError
 
     client = s3_client(access)
     try:
-        client.create_bucket(Bucket=access.bucket)
+        try:
+            client.create_bucket(Bucket=access.bucket)
+        except ClientError as error:
+            if _code(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                raise
+        client.put_object(Bucket=access.bucket, Key=holds, Body=b"ready")
     except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "?")
-        if code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
-            raise StackError(f"s3: can't create {access.where}: {code}") from error
+        raise StackError(f"s3: can't create {access.where}: {_code(error)}") from error
     finally:
         client.close()
+
+
+def _code(error: ClientError) -> str:
+    return error.response.get("Error", {}).get("Code", "?")

@@ -28,6 +28,9 @@ DEFAULT_BUCKET = "odradek"
 REGION = "us-east-1"
 """Region in signatures; SeaweedFS has none of its own."""
 
+READY_KEY = "odradek-ready"
+"""The object that `check` reads."""
+
 VOLUME_SIZE_MB = 1024
 """Largest volume file. Smaller makes more files; one larger than the disk's free space can't be grown into."""
 
@@ -132,19 +135,23 @@ class Seaweed:
         return f"@odradek-{role}-{ports[role]}"
 
     def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
-        """A signed request for the bucket; before the first start has made it, a listing of buckets."""
+        """A signed read of an object: the front answers before the volumes are there. Before the first start has made
+        the bucket, a listing of buckets."""
         if not answers(ports["s3"], timeout_s):
             raise Unreachable(f"s3: nothing listens on {self.address(ports)}")
-        check_s3(self.access(self.address(ports)), timeout_s, bucket_must_exist=self._made.exists())
+        made = self._made.exists()
+        holds = self._made.read_text() if made else ""
+        check_s3(self.access(self.address(ports)), timeout_s, bucket_must_exist=made, holds=holds)
 
     def listens(self, ports: Mapping[str, int]) -> tuple[int | Path, ...]:
         """The S3 front; it ends with the rest."""
         return (ports["s3"],)
 
     def finish(self, ports: Mapping[str, int]) -> None:
-        """Make the bucket once."""
-        ensure_bucket(self.access(self.address(ports)))
-        self._made.touch()
+        """Make the bucket, and the object that tells whether its volumes are there, once."""
+        if not self._made.exists() or not self._made.read_text():
+            ensure_bucket(self.access(self.address(ports)), READY_KEY)
+            self._made.write_text(READY_KEY)
 
     def clean(self, ports: Mapping[str, int]) -> None:
         """The gRPC sockets that SeaweedFS makes at fixed places and a killed one leaves behind."""

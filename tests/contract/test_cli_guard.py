@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,7 +51,8 @@ def work(what):
     if what == "wait":
         try:
             print("working", os.getpid(), flush=True)
-            time.sleep(120)
+            for _ in range(1200):  # a signal just before one long sleep would be seen when that ends
+                time.sleep(0.1)
         finally:
             print("tidied", file=sys.stderr)
 
@@ -92,8 +94,7 @@ def test_an_end_from_outside_is_cleaned_up_and_is_one_line(tmp_path: Path, what:
     assert ("stack of a library" in kept.read_text()) if what == "crash" else not kept.exists()
 
 
-# SIGINT failed in some runs whose shell had it ignored, and passed in others: slow until that is understood.
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_reaches_the_command_once_and_lets_it_tidy_up(tmp_path: Path, number: signal.Signals) -> None:
     process = start("wait", str(tmp_path))
     working(process)
@@ -180,7 +181,9 @@ def test_a_ray_that_dies_ends_the_command_in_one_line_and_nothing_is_left(data: 
         _, errors = process.communicate(timeout=240)
     lines = [line for line in errors.splitlines() if not line.startswith("[")]
     assert (process.returncode, len(lines)) == (3, 1), errors
-    assert lines[0].startswith("odradek: ray: nothing listens on ")
+    assert re.match(r"odradek: (ended from outside by .* \()?ray: nothing listens on ", lines[0]), (
+        "whoever saw it first"
+    )
     assert lines[0].endswith("the command was ended and what it had started is stopped")
     assert processes.marked(mark) == []
 

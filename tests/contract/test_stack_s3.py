@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,31 @@ def test_keys_never_print() -> None:
     keys = S3Keys("visible-access", "visible-secret")
     shown = f"{keys!r} {keys!s} {S3Access(None, 'b', 'r', keys)!r}"
     assert "visible" not in shown
+
+
+class _FrontAlone(BaseHTTPRequestHandler):
+    """A store whose front knows its buckets, while the disks behind it are not there yet."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(500)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_a_store_is_ready_when_it_reads_not_when_its_front_answers() -> None:
+    with HTTPServer(("127.0.0.1", 0), _FrontAlone) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        access = S3Access(f"http://127.0.0.1:{server.server_port}", "b", "us-east-1", S3Keys("a", "b"))
+        check_s3(access, 5.0)
+        with pytest.raises(Unreachable, match="answers 500"):
+            check_s3(access, 5.0, holds="odradek-ready")
+        server.shutdown()
 
 
 def test_objects_survive_down_and_up_on_other_ports_and_keys_stay_private() -> None:
