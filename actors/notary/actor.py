@@ -28,14 +28,17 @@ class NotaryActor:
         self._deployment = deployment
         self._notary: Notary | None = None
         self._fault = ""
+        self._ending = False
+        self._ended = asyncio.Event()
         self._loop = LoopThread(name)
         self._loop.main(self._run(), name)
 
     async def _run(self) -> None:
         # Without a blob store: what is hashed is what lies on the log, claim checks and all.
         async with EventLog(self._deployment.kafka) as event_log:
-            while not self._fault:
+            while not self._fault and not self._ending:
                 await self._notarise(event_log)
+        self._ended.set()
 
     async def _notarise(self, event_log: EventLog) -> None:
         """One notary until it fails. Raises ProducerFenced: then the loop stands down."""
@@ -51,6 +54,17 @@ class NotaryActor:
         except Retryable as error:
             log.warning("notary: %s; opening again", error)
             await asyncio.sleep(REOPEN_PAUSE_S)
+
+    async def shut_down(self) -> None:
+        """Anchor what is on the log now, then stop. The caller's deadline bounds it: what is left, the next start
+        anchors first."""
+        await self._loop.call(self._end())
+
+    async def _end(self) -> None:
+        self._ending = True
+        if self._notary is not None and not self._fault and not self._loop.stood_down:
+            self._notary.end()
+            await self._ended.wait()
 
     async def state(self) -> dict[str, Any]:
         """Rounds on the log, how many of them the vault does not have yet, records that this process anchored, offsets

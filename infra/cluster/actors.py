@@ -94,13 +94,13 @@ def plan(deployment: Deployment) -> list[list[tuple[str, Callable[[Deployment, s
     """The actors in waves: those of one wave start together."""
     return [
         [
+            *((("notary", _notary),) if deployment.audit.enabled else ()),
             ("environment-0", _environment),
             *((f"inference-{i}", _inference) for i in range(deployment.inference_actors)),
             *((f"reward-{i}", _reward) for i in range(deployment.reward_actors)),
             ("assembler", _assembler),
             ("trainer", _trainer),
             *((("projections", _projections),) if deployment.projections else ()),
-            *((("notary", _notary),) if deployment.audit.enabled else ()),
         ],
         [(f"session-{i}", _session) for i in range(deployment.session_actors)],
         [("controller", _controller), (TELEMETRY, _telemetry)],
@@ -160,15 +160,15 @@ def _await_up(name: str, handle: Any) -> None:
 
 
 def stop(deployment: Deployment) -> list[str]:
-    """End the deployment's actors; returns the names of those that ran. The environment goes last, so that what
-    still closes can close."""
+    """End the deployment's actors; returns the names of those that ran. The environment goes last of those that work,
+    so that what still closes can close; the notary after it, so that it signs what they all wrote."""
     ended = []
     for name in reversed(names(deployment)):
         try:
             handle = ray.get_actor(name, namespace=deployment.namespace)
         except ValueError:
             continue
-        if name.startswith(("environment", "reward", "projections", TELEMETRY)):
+        if name.startswith(("environment", "reward", "projections", "notary", TELEMETRY)):
             _shut_down(handle)
         ray.kill(handle, no_restart=True)
         ended.append(name)

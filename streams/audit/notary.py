@@ -5,6 +5,8 @@ object a round in the vault. Guarantees:
 - never a gap: a partition's next anchor begins with the first visible record after the last anchored one, whoever made
   that anchor and however it ended; the chain's head goes on from it;
 - a round is one transaction: all of its anchors or none; a fenced predecessor cannot write;
+- it anchors what waits as soon as it starts, and once more when it is told to end: however often it is restarted, no
+  record waits longer for that, and a deployment that was stopped in order leaves none unanchored;
 - a round is committed to the log first and put into the vault then; what a killed notary had not put, the next one
   puts, the same bytes; so a store that is down holds up no anchor;
 - it builds only on anchors that its keys signed, and only on a log that still reaches as far: a partition that ends
@@ -18,6 +20,7 @@ test_audit_segments.py, test_cli_audit.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -67,7 +70,7 @@ OUTPUT = (topics.AUDIT_ANCHORS.name, 0)
 
 
 class Notary:
-    """One deployment's notary. `run` returns only by exception or cancellation."""
+    """One deployment's notary. `run` returns after `end` only, or by exception or cancellation."""
 
     def __init__(self, event_log: EventLog, vault: Vault, key: SigningKey, settings: AuditSettings) -> None:
         self._log = event_log
@@ -83,6 +86,7 @@ class Notary:
         self._before = NOTHING
         self._unkept: deque[tuple[int, bytes]] = deque()
         self._keeping: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
         self.round = 0
         """Number of the next round."""
         self.records = 0
@@ -104,22 +108,31 @@ class Notary:
         return self._vault.locked
 
     async def run(self) -> None:
-        """Resume, then anchor for ever."""
+        """Resume, anchor what waits, then go on until `end`."""
         due = Due(self._settings)
         async with self._stage():
-            while True:
+            await self._anchor_now()
+            while not self._ending.is_set():
                 await self._look()
                 if due(time.monotonic(), self._waiting()):
                     await self._anchor_all()
                 self._keep_aside()
-                await asyncio.sleep(min(LOOK_S, self._settings.interval_s))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), min(LOOK_S, self._settings.interval_s))
+            await self._anchor_now()
+            if self._keeping is not None:
+                await self._keeping
+            await self._keep_if_there()
+
+    def end(self) -> None:
+        """Let `run` anchor what is visible by then, and return. To be called on its loop."""
+        self._ending.set()
 
     async def once(self) -> int:
         """Resume and anchor everything that is visible now; returns how many records that were. Takes over from a
         notary that runs."""
         async with self._stage():
-            await self._look()
-            await self._anchor_all()
+            await self._anchor_now()
             await self._keep()
         return self.records
 
@@ -169,6 +182,10 @@ class Notary:
             self._unkept.append((number, round_bytes(anchors.rounds[number])))
 
     # -- rounds ------------------------------------------------------------------------------------------------
+
+    async def _anchor_now(self) -> None:
+        await self._look()
+        await self._anchor_all()
 
     async def _look(self) -> None:
         """The stable end of every audited partition. Raises Terminal where one ends before its anchor."""

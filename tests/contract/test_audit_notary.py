@@ -156,6 +156,22 @@ async def test_a_running_notary_anchors_by_itself_and_the_next_one_goes_on_witho
     assert (await world.verify()).ok
 
 
+async def test_what_waits_is_anchored_at_the_start_and_at_the_end_long_before_it_is_due(world: World) -> None:
+    """A notary that is restarted more often than its interval would otherwise never anchor anything."""
+    settings = msgspec.structs.replace(world.settings, interval_s=3600, interval_records=1000)
+    await world.write(5)
+    notary = Notary(world.log, world.vault(), world.key, settings)
+    running = asyncio.create_task(notary.run())
+    async with asyncio.timeout(120):
+        while (await world.verify()).verified < 5:
+            assert not running.done(), running.result()
+        await world.write(2)
+        notary.end()
+        await running
+    report = await world.verify()
+    assert (report.ok, report.verified, report.not_anchored, report.not_kept) == (True, 7, 0, 0)
+
+
 @pytest.mark.parametrize("point", POINTS)
 async def test_killed_at_each_point_there_is_no_gap_and_every_round_is_kept(world: World, point: str) -> None:
     await world.write(6)

@@ -68,6 +68,7 @@ FLAGS = (
     "inference.replicas=2",
     "reward.actors=2",
     "kafka.prefix=crash",
+    "audit.interval_s=10",
 )
 
 Say = Callable[[str], None]
@@ -348,6 +349,7 @@ class Crash:
             "controller": {"open_groups": 0, "waiting_tasks": 0, "assembled": assembled, "trained": len(fold.steps)},
             "trainer": {"version": len(fold.steps), "fault": ""},
             "assembler": {"fault": ""},
+            "notary": {"waiting_records": 0, "fault": ""},
             **{name: {"version": fold.current} for name in engines},
         }
         answers = []
