@@ -1,7 +1,8 @@
 """A bug planted in each guarantee is caught by the harness's checks, and the sound code raises no alarm.
 
 Each bug replaces one decision of the product in this process only (`monkeypatch`); nothing in the product knows of it.
-Here the parts that need no service; `test_planted_bugs_on_a_broker.py` has the others.
+Here the parts that need no service; the others are in `test_planted_bugs_on_a_broker.py` and, of what people and
+auditors rely on, in `test_planted_bugs_of_keys.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
-from support.crash import checks
+import torch
+from support.crash import tokens
+from support.crash.planted import caught
 from support.crash.world import Answer, Seen, World
 from support.run_log import small_run
 from support.session_world import (
@@ -24,14 +27,22 @@ from support.session_world import (
 )
 
 from odradek.actors.controller.core import Controller
+from odradek.actors.inference import engine as engine_module
+from odradek.actors.inference.types import SampleRequest
+from odradek.actors.inference.weights import build
+from odradek.actors.policy.hf import to_hf_state
+from odradek.actors.policy.model import Policy
 from odradek.actors.session import runner as runner_module
 from odradek.actors.session.runner import SessionRunner
 from odradek.actors.session.state import CallState, SessionState
+from odradek.actors.trainer.testing import TINY
+from odradek.kernels.numerics import numerics_id
+from odradek.streams.codec import f32, i32
 from odradek.streams.envelope import Record
 from odradek.streams.events.groups import GroupOpened, LaneConfigured
 from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned
-from odradek.streams.events.sessions import SessionEvent, ToolCompleted
+from odradek.streams.events.sessions import SessionEvent, SessionOpened, ToolCompleted, TurnSampled, WeightSpan
 from odradek.streams.ownership import OwnerRule
 from odradek.streams.projections.tables import TABLES, Rows, Stored, Table
 from odradek.streams.projections.views import snapshot
@@ -41,10 +52,6 @@ READ = ("read_file", {"path": "a.py"})
 EDIT = ("edit_file", {"path": "a.py", "old": "1", "new": "2"})
 SAID = [turn(T, READ, READ), turn(T, EDIT), turn(T, done=True)]
 FILES = {"a.py": "x = 1\n"}
-
-
-def caught(world: World) -> set[tuple[str, str]]:
-    return {(violation.guarantee, violation.check) for violation in checks.violations(world)}
 
 
 def sessions(journal: MemoryJournal) -> World:
@@ -212,3 +219,59 @@ def test_a_table_that_counts_a_repeated_event_twice_is_caught(monkeypatch: pytes
 
     monkeypatch.setattr(Table, "read", forgetful)
     assert which in caught(answers())
+
+
+# -- same numbers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_log_probability_that_depends_on_the_company_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same attempt alone, and with another one beside it."""
+
+    def sampled() -> World:
+        return World({"sessions.v1": [*together(0, "alone"), *together(40, "one", "two")]})
+
+    which = ("same numbers", "the_same_tokens_have_the_same_bits")
+    assert which not in caught(sampled())
+    assert len(list(tokens.sampled(sampled()))) == 3 * TOKENS
+    once = engine_module.row_logits
+
+    def fast(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The bug: several rows take a faster way than one alone."""
+        return once(rows, weight) if len(rows) == 1 else (rows.bfloat16() @ weight.bfloat16().T).float()
+
+    monkeypatch.setattr(engine_module, "row_logits", fast)
+    assert which in caught(sampled())
+
+
+TOKENS = 8
+"""Tokens of each of these turns."""
+
+
+def together(first: int, *names: str) -> list[Seen]:
+    """The records of sessions whose only turns one engine sampled side by side, all from one prompt and one seed."""
+    torch.set_num_threads(1)
+    engine = engine_module.Engine(TINY, numerics_id())
+    engine.install(build(TINY, 1, to_hf_state(Policy(TINY, seed=1))))
+    prompt, done, rows = list(range(5, 25)), [], []
+    for name in names:
+        engine.add(
+            SampleRequest(
+                request_id=name, session_id=name, epoch=0, prompt_tokens=prompt, max_new_tokens=TOKENS,
+                stop_ids=frozenset(), temperature=1.0, seed=3, deadline=1e18,
+            )
+        )  # fmt: skip
+    while not engine.idle:
+        done += engine.step().finished
+    for number, result in enumerate(done):
+        offset, name = first + 2 * number, result.session_id
+        said = TurnSampled(
+            turn=0, position=0, prompt=i32(prompt), completion=i32(result.tokens), logprobs=f32(result.logprobs),
+            spans=[WeightSpan(*span) for span in result.weight_spans], numerics_id=result.numerics_id,
+            finish_reason=result.finish_reason,
+        )  # fmt: skip
+        bodies = [(SessionOpened(session_id=name, policy="p"), Meta()), (said, Meta(epoch=offset, seq=0))]
+        rows += [
+            Seen(RecordRef("sessions.v1", 0, offset + n), name, f"{name} {n}", meta, body)
+            for n, (body, meta) in enumerate(bodies)
+        ]
+    return rows

@@ -17,9 +17,9 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from support.assembly_world import turn
-from support.crash import checks
 from support.crash.host import held
-from support.crash.world import World, world_of
+from support.crash.planted import Which, caught, read
+from support.crash.world import World
 from support.lane_world import LaneWorld, stopped, until
 from support.small_log import SmallLog
 
@@ -56,23 +56,7 @@ pytestmark = pytest.mark.contract
 
 PATIENCE_S = 120.0
 TRAINING = {"optimiser": {"learning_rate": 1e-2, "warmup_steps": 0}}
-Which = tuple[str, str]
 Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-async def read(log: EventLog, *names: str, whose: str = "") -> World:
-    """These topics (all that the checks need by default); of a shared deployment only keys that begin with `whose`."""
-    records: list[Record] = []
-    for topic in names or ("tasks.v1", "sessions.v1", "rewards.v1", "groups.v1", "batches.v1", "weights.v1"):
-        for number, end in (await log.stable_ends(topic)).items():
-            async for record in log.read(topic, number, 0, end):
-                if whose in (record.key or ""):
-                    records.append(record)
-    return world_of(records, settled=False)
-
-
-def caught(world: World) -> set[Which]:
-    return {(violation.guarantee, violation.check) for violation in checks.violations(world)}
 
 
 # -- durable ----------------------------------------------------------------------------------------------------------

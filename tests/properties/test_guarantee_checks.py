@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,17 +11,21 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.audit_world import anchored
 from support.crash import world as worlds
 from support.crash.checks import CHECKS, GUARANTEES, violations
 from support.crash.world import Answer, Seen, World, world_of
 from support.run_log import small_run
 
 from odradek.streams.codec import f32
+from odradek.streams.envelope import Record
+from odradek.streams.events.audit import AnchorWritten
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
 from odradek.streams.events.groups import GroupOpened, GroupSealed
 from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned
 from odradek.streams.events.sessions import (
+    MessageReceived,
     SessionCompleted,
     SessionFailed,
     SessionResumed,
@@ -28,12 +33,14 @@ from odradek.streams.events.sessions import (
     TurnSampled,
     WeightSpan,
 )
+from odradek.streams.events.subjects import ErasureDone
 from odradek.streams.events.tasks import HiddenCase, HiddenTests, TaskPublished
 from odradek.streams.events.weights import VersionPublished
 
 TESTS = HiddenTests(
     module="shop", function="total", cases=[HiddenCase(id="a", args=[], want=1)], fail_to_pass=["a"], pass_to_pass=[]
 )
+ANCHORS = "audit.anchors.v1"
 Damage = Callable[[World, int], World]
 """A world with one thing wrong; the number says where."""
 
@@ -41,8 +48,9 @@ Damage = Callable[[World, int], World]
 @cache
 def sound() -> World:
     """A small run with its tasks and everything that a client, a host and replay would say of it."""
-    run = world_of(small_run(versions=2, groups=5, evaluations=1, seed=1).records)
-    log = dict(run.log)
+    records = small_run(versions=2, groups=5, evaluations=1, seed=1).records
+    run = world_of(records)
+    log = {**run.log, ANCHORS: anchors_of(records)}
     log["rewards.v1"] = [
         seen._replace(body=msgspec.structs.replace(seen.body, tests_passed=["a"])) for seen in log["rewards.v1"]
     ]
@@ -59,16 +67,21 @@ def sound() -> World:
         acknowledged=[(seen.ref, seen.id) for seen in log["tasks.v1"]],
         rebuilt=dict.fromkeys(batches, True),
         answers=[Answer("controller", "open groups", 0, 0)],
+        leaves=run.leaves,
     )
+
+
+def anchors_of(records: Sequence[Record]) -> list[Seen]:
+    """What the product's notary signs of a log: two stretches of each partition, where it has two records."""
+    bodies: list[AnchorWritten] = []
+    for place in sorted({(record.ref.topic, record.ref.partition) for record in records}):
+        there = [record for record in records if (record.ref.topic, record.ref.partition) == place]
+        bodies += anchored(sorted(there, key=lambda record: record.ref), (len(there) + 1) // 2, place=place)
+    return [Seen(RecordRef(ANCHORS, 0, n), "k", f"anchor {n}", Meta(), body) for n, body in enumerate(bodies)]
 
 
 def with_log(world: World, topic: str, records: Sequence[Seen]) -> World:
-    return World(
-        {**world.log, topic: sorted(records, key=lambda seen: seen.ref)},
-        acknowledged=world.acknowledged,
-        rebuilt=world.rebuilt,
-        answers=world.answers,
-    )
+    return replace(world, log={**world.log, topic: sorted(records, key=lambda seen: seen.ref)})
 
 
 def pick(world: World, topic: str, number: int, *kinds: type) -> Seen:
@@ -116,6 +129,56 @@ def run_again(world: World, number: int) -> World:
     return with_log(world, topic, [*world.log[topic], resumed, result])
 
 
+def other_bits(world: World, number: int) -> World:
+    """A session samples what another one did; the last bit of its last log-probability is another one."""
+    there = pick(world, "sessions.v1", number, TurnSampled)
+    opened, turns = world.accepted[there.key][0], world.bodies("sessions.v1", TurnSampled)
+    said = [body for seen, body in turns if seen.key == there.key and seen.ref <= there.ref]
+    changed = bytes([*said[-1].logprobs[:-4], said[-1].logprobs[-4] ^ 1, *said[-1].logprobs[-3:]])
+    bodies = [opened.body, *said[:-1], msgspec.structs.replace(said[-1], logprobs=changed)]
+    end = 1 + max(seen.ref.offset for seen in world.log["sessions.v1"] if seen.ref.partition == there.ref.partition)
+    metas = [Meta(), *(Meta(epoch=end, seq=n) for n in range(len(said)))]
+    twin = [
+        Seen(RecordRef("sessions.v1", there.ref.partition, end + n), "twin", f"twin {n}", meta, body)
+        for n, (meta, body) in enumerate(zip(metas, bodies, strict=True))
+    ]
+    return with_log(world, "sessions.v1", [*world.log["sessions.v1"], *twin])
+
+
+def erased(world: World, number: int) -> World:
+    """Whoever asked for a session is erased; their message is still there."""
+    there = pick(world, "sessions.v1", number, MessageReceived)
+    return replace(named(world, batches=[]), words={"ann": there.body.text.encode()})
+
+
+def named(world: World, batches: list[str]) -> World:
+    """The erasure of a subject that says so of these batches."""
+    done = Seen(RecordRef("subjects.v1", 0, 0), "ann", "done", Meta(), ErasureDone(
+        subject="ann", request_id="r", batches=batches
+    ))  # fmt: skip
+    return with_log(world, "subjects.v1", [done])
+
+
+def of_somebody(world: World, number: int) -> World:
+    """A batch holds the session of a subject whose erasure names none."""
+    return named(of_another(world, number), [])
+
+
+def signed(change: Callable[[AnchorWritten], AnchorWritten] | None) -> Damage:
+    """The first of two stretches of every partition is signed for something else, or not at all."""
+
+    def damage(world: World, number: int) -> World:
+        places = [place for place, there in world.leaves.items() if len(there) > 1]
+        place = places[number % len(places)]
+        anchors = [seen for seen in world.log[ANCHORS] if (seen.body.topic, seen.body.partition) == place]
+        first = anchors[0]
+        others = [seen for seen in world.log[ANCHORS] if seen.ref != first.ref]
+        kept = [] if change is None else [first._replace(body=change(first.body))]
+        return with_log(world, ANCHORS, [*others, *kept])
+
+    return damage
+
+
 def of_another(world: World, number: int) -> World:
     """A production session of somebody who never agreed, in a batch."""
     batch = pick(world, "batches.v1", number, BatchAssembled).body
@@ -148,7 +211,7 @@ def inventive(batch: BatchAssembled) -> BatchAssembled:
 
 def untold(**fields: Any) -> Damage:
     def damage(world: World, _number: int) -> World:
-        return World(world.log, **{"acknowledged": world.acknowledged, "rebuilt": world.rebuilt, **fields})
+        return replace(world, **fields)
 
     return damage
 
@@ -182,6 +245,21 @@ DAMAGE: list[tuple[str, str, Damage]] = [
         "every_token_has_its_log_probability",
         change("sessions.v1", TurnSampled, lambda body: msgspec.structs.replace(body, logprobs=f32([0.5]))),
     ),
+    ("same numbers", "the_same_tokens_have_the_same_bits", other_bits),
+    ("erasure", "nothing_of_an_erased_subject_can_be_read", erased),
+    ("erasure", "an_erasure_names_every_batch_that_holds_them", of_somebody),
+    ("erasure", "an_erasure_names_every_batch_that_holds_them", lambda world, _: named(world, ["no batch"])),
+    (
+        "tamper evidence",
+        "every_signature_stands_for_all_that_is_stored",
+        signed(lambda anchor: msgspec.structs.replace(anchor, root="0" * 64)),
+    ),
+    (
+        "tamper evidence",
+        "every_signature_stands_for_all_that_is_stored",
+        signed(lambda anchor: msgspec.structs.replace(anchor, count=anchor.count + 1)),
+    ),
+    ("tamper evidence", "every_signature_stands_for_all_that_is_stored", signed(None)),
     ("tamper evidence", "the_log_is_as_it_was_signed", untold(altered=["sessions.v1/3@7: changed"])),
     ("consent", "production_is_trained_on_with_consent_only", of_another),
     (

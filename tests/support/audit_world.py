@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
 
 from odradek.streams.audit import chain
-from odradek.streams.audit.anchors import NOTHING, Cursor, Round, round_digest
+from odradek.streams.audit.anchors import NOTHING, Cursor, Place, Round, round_digest
 from odradek.streams.audit.check import Finding, PartitionCheck
 from odradek.streams.audit.keys import SigningKey
 from odradek.streams.envelope import Record
@@ -50,14 +50,14 @@ def partitions(least: int = 2, most: int = 12) -> st.SearchStrategy[list[Record]
     )
 
 
-def anchored(records: Sequence[Record], interval: int, rounds: int = 2) -> list[AnchorWritten]:
+def anchored(records: Sequence[Record], interval: int, rounds: int = 2, place: Place = PLACE) -> list[AnchorWritten]:
     """Anchors of `interval` records each, dealt out to that many to a round."""
-    cursor, before, anchors = Cursor.start(PLACE), NOTHING, []
+    cursor, before, anchors = Cursor.start(place), NOTHING, []
     pieces = [records[start : start + interval] for start in range(0, len(records), interval)]
     for number, start in enumerate(range(0, len(pieces), rounds)):
         this = Round("default", number, before, True, 1_700_000_000_000 + number, KEY)
         made = [
-            this.anchor(PLACE, cursor, [one.ref.offset for one in piece], [chain.leaf_of(one) for one in piece])
+            this.anchor(place, cursor, [one.ref.offset for one in piece], [chain.leaf_of(one) for one in piece])
             for piece in pieces[start : start + rounds]
         ]
         before = round_digest(made)

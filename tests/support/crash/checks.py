@@ -2,18 +2,23 @@
 
 `violations` names the guarantee that does not hold, with the coordinates to look at. The checks follow the log's own
 words and share as little as possible with the code that they judge; where they do (the rule of one owner), they check
-that rule's outcome as well. What no log can show (bit-equality, erasure, the audit chain) has tests of its own:
-`tests/GUARANTEES.md` lists all of them. One file for `checks`, because each is a few lines and they are read together.
+that rule's outcome as well. What no log can show (that a trainer has the same numbers, text in stores beside the log)
+has tests of its own: `tests/GUARANTEES.md` lists all of them. One file for `checks`, because each is a few lines and
+they are read together.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from odradek.streams.codec import read_f32, read_i32
+from odradek.streams.events.audit import AnchorWritten
 from odradek.streams.events.batches import BatchAssembled, BatchMember, StepCompleted
 from odradek.streams.events.groups import GroupDiscarded, GroupOpened, GroupSealed, LaneConfigured, MemberReplaced
 from odradek.streams.events.rewards import RewardAssigned
@@ -25,9 +30,11 @@ from odradek.streams.events.sessions import (
     ToolCompleted,
     TurnSampled,
 )
-from odradek.streams.events.subjects import ConsentGranted
+from odradek.streams.events.subjects import ConsentGranted, ErasureDone
 from odradek.streams.events.tasks import TaskCancelled
 from odradek.streams.events.weights import VersionPublished
+from support.crash.stored import root
+from support.crash.tokens import Sampled, sampled, token_versions
 from support.crash.world import World
 
 
@@ -242,18 +249,7 @@ def every_batch_is_rebuilt_byte_for_byte(world: World) -> Iterator[str]:
             yield f"batch {batch.batch_id} (ordinal {batch.ordinal}) at {seen.ref} is not rebuilt byte for byte"
 
 
-# -- 6 and 7: known policy, same numbers ------------------------------------------------------------------------------
-
-
-def token_versions(turn: TurnSampled) -> list[int] | None:
-    """The weight version of each sampled token; None where the spans do not say it of every token."""
-    count, starts = len(read_i32(turn.completion)), [span.start for span in turn.spans]
-    if not count:
-        return []
-    if not starts or starts[0] != 0 or sorted(set(starts)) != starts or starts[-1] >= count:
-        return None
-    ends = [*starts[1:], count]
-    return [span.version for span, end in zip(turn.spans, ends, strict=True) for _ in range(end - span.start)]
+# -- 6: known policy --------------------------------------------------------------------------------------------------
 
 
 @_guarantee("known policy")
@@ -306,6 +302,9 @@ def _versions(world: World, member: BatchMember) -> list[int]:
     return [version for turn in turns for version in token_versions(turn) or ()]
 
 
+# -- 7: same numbers --------------------------------------------------------------------------------------------------
+
+
 @_guarantee("same numbers")
 def every_token_has_its_log_probability(world: World) -> Iterator[str]:
     for session, records in world.accepted.items():
@@ -314,6 +313,20 @@ def every_token_has_its_log_probability(world: World) -> Iterator[str]:
                 values, count = read_f32(seen.body.logprobs), len(read_i32(seen.body.completion))
                 if len(values) != count or not all(map(math.isfinite, values)) or not seen.body.numerics_id:
                     yield f"session {session} at {seen.ref}: {count} tokens, {len(values)} log-probs, not all usable"
+
+
+@_guarantee("same numbers")
+def the_same_tokens_have_the_same_bits(world: World) -> Iterator[str]:
+    """Attempts at a task begin alike, so a run samples many tokens again: in another batch, on another engine, after a
+    crash. Under one version and `numerics_id` each has one log-probability."""
+    first: dict[bytes, Sampled] = {}
+    for token in sampled(world):
+        before = first.setdefault(token.given, token)
+        if token.logprob != before.logprob:
+            yield (
+                f"token {token.index} of the turn at {token.seen.ref} has log-prob {token.logprob.hex()}, the same one "
+                f"in the same context was {before.logprob.hex()} as token {before.index} at {before.seen.ref}"
+            )
 
 
 # -- 8: consent -------------------------------------------------------------------------------------------------------
@@ -340,12 +353,59 @@ def _consented(world: World, subject: str, end: int) -> bool:
     return bool(told) and isinstance(told[-1], ConsentGranted)
 
 
+# -- 9: erasure -------------------------------------------------------------------------------------------------------
+
+
+def _erased(world: World) -> dict[str, ErasureDone]:
+    return {body.subject: body for _, body in world.bodies("subjects.v1", ErasureDone)}
+
+
+@_guarantee("erasure")
+def nothing_of_an_erased_subject_can_be_read(world: World) -> Iterator[str]:
+    """Looked for by their own words, in all that this reader could open: which fields are somebody's is the judged
+    code's own opinion."""
+    for subject in _erased(world).keys() & world.words.keys():
+        for seen in (seen for records in world.log.values() for seen in records):
+            if world.words[subject] in msgspec.msgpack.encode((seen.key, seen.meta, seen.body)):
+                yield f"{subject!r} is erased, and {type(seen.body).__name__} at {seen.ref} still says what they said"
+
+
+@_guarantee("erasure")
+def an_erasure_names_every_batch_that_holds_them(world: World) -> Iterator[str]:
+    whose = {session: records[0].meta.subject for session, records in world.sessions.items()}
+    for subject, done in _erased(world).items():
+        held = {
+            body.batch_id
+            for _, body in world.bodies("batches.v1", BatchAssembled)
+            if any(whose.get(member.session_id) == subject for member in body.members)
+        }
+        if held != set(done.batches):
+            yield f"the erasure of {subject!r} names batches {sorted(done.batches)}, they are in {sorted(held)}"
+
+
 # -- 10: tamper evidence ----------------------------------------------------------------------------------------------
 
 
 @_guarantee("tamper evidence")
 def the_log_is_as_it_was_signed(world: World) -> Iterator[str]:
     yield from world.altered
+
+
+@_guarantee("tamper evidence")
+def every_signature_stands_for_all_that_is_stored(world: World) -> Iterator[str]:
+    """The hashes of each signed stretch, made here from the stored bytes; and no record between two stretches."""
+    places = {place: sorted(there) for place, there in world.leaves.items()}
+    reached: dict[tuple[str, str, int], int] = {}
+    for seen, anchor in world.bodies("audit.anchors.v1", AnchorWritten):
+        place, chain = (anchor.topic, anchor.partition), (anchor.deployment, anchor.topic, anchor.partition)
+        offsets = places.get(place, [])
+        start, end = bisect_left(offsets, anchor.first), bisect_right(offsets, anchor.last)
+        inside = [world.leaves[place][offset] for offset in offsets[start:end]]
+        if len(inside) != anchor.count or root(inside).hex() != anchor.root:
+            yield f"the anchor at {seen.ref} does not fit {place[0]}/{place[1]}, {anchor.first} to {anchor.last}"
+        if missed := offsets[bisect_right(offsets, reached.get(chain, -1)) : start]:
+            yield f"{place[0]}/{place[1]}: no anchor covers {len(missed)} records from {missed[0]} on"
+        reached[chain] = anchor.last
 
 
 # -- 11: a failure of ours is never a reward --------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from odradek.streams.events.rewards import RewardAssigned, RewardUngraded
 from odradek.streams.events.sessions import SessionCompleted, SessionFailed
 from odradek.streams.events.tasks import TaskPublished
 from odradek.streams.ownership import accepted
+from support.crash.stored import leaf
 
 
 class Seen(NamedTuple):
@@ -52,6 +53,10 @@ class World:
     """Processes, mounts, control groups and sandboxes found after the end."""
     altered: Sequence[str] = ()
     """What `audit verify` found, or why it could say nothing."""
+    leaves: Mapping[tuple[str, int], Mapping[int, bytes]] = field(default_factory=dict)
+    """By topic and partition, by offset the hash of each record as it is stored."""
+    words: Mapping[str, bytes] = field(default_factory=dict)
+    """By subject something that only they said, as their client knows it."""
     waits: Sequence[str] = ()
     """Waits that ran out of their deadline."""
     settled: bool = True
@@ -116,10 +121,12 @@ class World:
 def world_of(records: Iterable[Record], **more: Any) -> World:
     """A `World` of these records, in any order. What nobody can decode is nobody's event and is left out."""
     log: dict[str, list[Seen]] = defaultdict(list)
+    leaves: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
     for record in sorted(records, key=lambda record: record.ref):
+        leaves[record.ref.topic, record.ref.partition][record.ref.offset] = leaf(record)
         try:
             event = record.event
         except UndecodableRecord:
             continue
         log[record.ref.topic].append(Seen(record.ref, record.key or "", event.id, event.meta, event.body))
-    return World(dict(log), **more)
+    return World(dict(log), leaves=dict(leaves), **more)
