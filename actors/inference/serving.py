@@ -2,8 +2,9 @@
 
 Consumes weights.v1 (which versions exist, and where) and weights.current.v1 (which one to serve). Produces
 replicas.v1: the loaded version and the health of this replica. Fetches weights from the object store by verified
-manifest and shards only. Waits: for the store and the broker, within their deadlines; a version that can't be loaded
-leaves the served one in place and is reported.
+manifest and shards only. A version is its manifest, not its number: what a restore gave up is never loaded, nor served
+under the number that the new incarnation uses again (tests/contract/test_serving_restored.py). Waits: for the store and
+the broker, within their deadlines; a version that can't be loaded leaves the served one in place and is reported.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import object_store
 from odradek.actors.trainer.checkpoint import fetch_weights
 from odradek.streams import topics
-from odradek.streams.envelope import Event, event_id
+from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.weights import CurrentWeights, ReplicaReported, VersionPublished
 from odradek.streams.log import EventLog
@@ -57,6 +58,10 @@ class ServingActor:
         self._name = name
         self._published: dict[int, VersionPublished] = {}
         self._wanted: CurrentWeights | None = None
+        self._serving = ""
+        """Manifest of the version that is served."""
+        self._live = False
+        """Whether weights.v1 was read to its end: until then a version may turn out to be given up."""
         self._changed = asyncio.Event()
         self._loads = 0
         self._boot_id = str(uuid.uuid4())
@@ -70,10 +75,14 @@ class ServingActor:
         await self._log.start()
         config = read_config(Path(self._deployment.warm_start_dir))
         context = min(config.max_position_embeddings, self._deployment.max_context)
+        self._model = msgspec.structs.replace(config, max_position_embeddings=context)
         self._fetch_s = FETCH_S + parameters_of(config) * WEIGHT_BYTES / FETCH_BYTES_S
         self._running = asyncio.get_running_loop()
-        self._engine = InferenceActor(
-            msgspec.structs.replace(config, max_position_embeddings=context),
+        self._engine = self._fresh_engine()
+
+    def _fresh_engine(self) -> InferenceActor:
+        return InferenceActor(
+            self._model,
             self._fetch,
             replica=self._name,
             settings=msgspec.convert(self._deployment.engine, EngineSettings),
@@ -117,13 +126,19 @@ class ServingActor:
 
     async def _fetched(self, version: int, held: Mapping[int, Mapping[str, Tensor]]) -> FetchedWeights:
         published = self._published.get(version)
-        if published is None:
+        if published is None or not self._live:
             raise VersionNotHeldError(f"version {version} is not on {topics.WEIGHTS.name} yet")
         _, weights = await fetch_weights(self._store, published.manifest_key, published.manifest_sha256, held)
         return FetchedWeights(version, weights.state, weights.digest)
 
     async def _follow(self) -> None:
         starts = {topic: await self._log.beginning(topic, 0) for topic in (topics.WEIGHTS.name, CURRENT)}
+        # What was published is known whole before anything is loaded: it may have been given up since.
+        end = await self._log.stable_end(topics.WEIGHTS.name, 0)
+        async for record in self._log.read(topics.WEIGHTS.name, 0, starts[topics.WEIGHTS.name], end):
+            await self._apply(record)
+        starts[topics.WEIGHTS.name] = max(end, starts[topics.WEIGHTS.name])
+        self._live = True
         async with asyncio.TaskGroup() as group:
             for topic, start in starts.items():
                 group.create_task(self._read(topic, start))
@@ -131,31 +146,43 @@ class ServingActor:
 
     async def _read(self, topic: str, start: int) -> None:
         async for record in self._log.tail(topic, {0: start}):
-            try:
-                body = record.event.body
-            except UndecodableRecord as error:
-                log.warning("%s: record set aside: %s", topic, error)
-                continue
-            if isinstance(body, VersionPublished) and body.policy == self._deployment.policy:
-                if body.restored:
-                    self._published = {v: one for v, one in self._published.items() if v < body.version}
-                self._published[body.version] = body
-            elif isinstance(body, CurrentWeights) and body.policy == self._deployment.policy:
-                self._wanted = body
-            self._changed.set()
+            await self._apply(record)
+
+    async def _apply(self, record: Record) -> None:
+        try:
+            body = record.event.body
+        except UndecodableRecord as error:
+            log.warning("%s: record set aside: %s", record.ref, error)
+            return
+        if isinstance(body, VersionPublished) and body.policy == self._deployment.policy:
+            if body.restored:
+                await self._give_up(body.version)
+            self._published[body.version] = body
+        elif isinstance(body, CurrentWeights) and body.policy == self._deployment.policy:
+            self._wanted = body
+        self._changed.set()
+
+    async def _give_up(self, version: int) -> None:
+        """A new incarnation begins at `version`. An engine holds weights by number, and these are used again: it is
+        replaced. What runs in it fails as retryable, and is sampled anew."""
+        self._published = {v: one for v, one in self._published.items() if v < version}
+        if self._live:
+            given_up, self._engine = self._engine, self._fresh_engine()
+            self._serving = ""
+            await given_up.stop()
 
     async def _load_wanted(self) -> None:
         """Serve the newest wanted version whose publication has been read; try a failed one again."""
-        serving: int | None = None
         while True:
             await self._changed.wait()
             self._changed.clear()
             wanted = self._wanted
-            if wanted is None or wanted.version == serving or wanted.version not in self._published:
+            if wanted is None or wanted.manifest_key == self._serving or not self._is_published(wanted):
                 continue
+            engine = self._engine
             try:
-                if await self._engine.on_weights(wanted.version):
-                    serving = wanted.version
+                if await engine.on_weights(wanted.version) and engine is self._engine:
+                    self._serving = wanted.manifest_key
                     self._loads += 1
                     await self._report(wanted.version, healthy=True, detail="")
             except Exception as error:
@@ -163,6 +190,10 @@ class ServingActor:
                 await self._report(wanted.version, healthy=False, detail=f"{type(error).__name__}: {error}"[:200])
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
+
+    def _is_published(self, wanted: CurrentWeights) -> bool:
+        published = self._published.get(wanted.version)
+        return published is not None and published.manifest_key == wanted.manifest_key
 
     async def _report(self, version: int, *, healthy: bool, detail: str) -> None:
         state = await self._engine.state()

@@ -32,9 +32,10 @@ from odradek.streams.blobs import ObjectStore
 from odradek.streams.codec import read_f32, read_i32
 from odradek.streams.errors import Terminal
 from odradek.streams.events.sessions import ContextSummarized, SamplingParams, SessionOpened, TurnSampled
+from odradek.streams.events.weights import VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.ownership import SessionRecord, accepted
-from odradek.streams.replay.lineage import versions_of
+from odradek.streams.replay.lineage import eras
 
 ROWS: Final = 64
 """Rows of logits held at one time while tokens are drawn again. More takes memory; the bits do not depend on it."""
@@ -207,16 +208,27 @@ async def resample(event_log: EventLog, store: ObjectStore, session_id: str, rec
             f"erased or their key is not in this key store (privacy.keys)"
         )
     opened, turns = logged_turns(records)
-    published = (await versions_of(event_log, opened.policy)).published
+    named = sorted({version for turn in turns for version in turn.versions()})
+    # Of several histories the session may be older than a restore, which used its versions' numbers again.
+    histories = [era for era in await eras(event_log, opened.policy) if all(version in era for version in named)]
+    if not histories:
+        raise CheckpointError(f"versions {named} of {opened.policy} are not all on {topics.WEIGHTS.name}")
+    verdicts: list[Resampled] = []
+    for published in histories:
+        policies = await _policies(store, [published[version] for version in named])
+        verdicts.append(await asyncio.to_thread(resampled, session_id, opened, turns, policies))
+        if verdicts[-1].first is None:
+            return verdicts[-1]
+    return verdicts[0]
+
+
+async def _policies(store: ObjectStore, versions: Iterable[VersionPublished]) -> dict[int, Policy]:
     policies: dict[int, Policy] = {}
-    for version in sorted({version for turn in turns for version in turn.versions()}):
-        if version not in published:
-            raise CheckpointError(f"version {version} of {opened.policy} is not on {topics.WEIGHTS.name}")
-        at = published[version]
+    for at in versions:
         manifest, weights = await fetch_weights(store, at.manifest_key, at.manifest_sha256)
-        policies[version] = Policy(ModelConfig.from_hf(manifest.model))
-        load_hf_state(policies[version], weights.state, manifest.name)
-    return await asyncio.to_thread(resampled, session_id, opened, turns, policies)
+        policies[at.version] = Policy(ModelConfig.from_hf(manifest.model))
+        load_hf_state(policies[at.version], weights.state, manifest.name)
+    return policies
 
 
 def resampled(

@@ -78,6 +78,8 @@ class Versions:
         for given_up in [number for number in self.published if number > version]:
             del self.published[given_up], self.published_ms[given_up]
             self.pruned.discard(given_up)
+        self.pinned = self.pinned if self.pinned in self.published else None
+        self.rolled_back_to = self.rolled_back_to if self.rolled_back_to in self.published else None
 
 
 async def versions_of(event_log: EventLog, policy: str) -> Versions:
@@ -90,6 +92,17 @@ async def versions_of(event_log: EventLog, policy: str) -> Versions:
             except (DecodeError, UnknownEventType):
                 continue
     return versions
+
+
+async def eras(event_log: EventLog, policy: str) -> list[dict[int, VersionPublished]]:
+    """What each version number stood for, newest first: in the history that stands, and in each that a restore cut
+    off. Numbers that were given up are used again."""
+    versions, found = Versions(policy), list[dict[int, VersionPublished]]()
+    async for body in bodies(event_log, topics.WEIGHTS.name):
+        if isinstance(body, VersionPublished) and body.restored and body.policy == policy:
+            found.append(dict(versions.published))
+        versions.apply(body, 0)
+    return [versions.published, *reversed(found)]
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
