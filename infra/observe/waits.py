@@ -200,6 +200,8 @@ TABLE: Final = (
           LAG, "streams/admin.py:_until_ready"),
     _wait("notary's pause", "notary", "the next interval", "streams.audit.notary.LOOK_S", "it looks", LAG,
           "streams/audit/notary.py:Notary.run"),
+    _wait("notary's last round", "odradek down", "the notary", "infra.cluster.actors.STOP_DEADLINE_S",
+          "it is stopped; the next start anchors first what is left", UP, "actors/notary/actor.py:NotaryActor._end"),
 )  # fmt: skip
 
 NOT_WAITS: Final = frozenset(

@@ -119,6 +119,28 @@ def test_bytes_moved_from_one_field_to_the_next_are_a_change() -> None:
         assert [checked(anchors, [now]) is None for now in cuts] == [now is was for now in cuts]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("\u00e9".encode(), "e\u0301".encode()),
+        (b"\xff", b"\xfe"),
+        (b"a\n", b"a\r\n"),
+        (b'{"a":1}', b'{"a": 1.0}'),
+        (b"A", b"a"),
+    ],
+)
+def test_bytes_that_a_reader_takes_for_the_same_are_a_change(one: bytes, other: bytes) -> None:
+    """What is hashed is what lies there: no text is normalised, repaired or encoded again on the way."""
+    ref = RecordRef(*PLACE, 0)
+    for was, now in (
+        (Record(ref, one, b"v", (), 0), Record(ref, other, b"v", (), 0)),
+        (Record(ref, b"k", one, (), 0), Record(ref, b"k", other, (), 0)),
+        (Record(ref, b"k", b"v", (("h", one),), 0), Record(ref, b"k", b"v", (("h", other),), 0)),
+    ):
+        assert checked(anchored([was], 1), [was]) is None
+        assert checked(anchored([was], 1), [now]) is not None
+
+
 def test_a_header_name_that_is_no_text_is_not_the_text_that_it_is_shown_as() -> None:
     ref = RecordRef(*PLACE, 0)
     bytes_ff = Record(ref, b"k", b"v", (("\\xff", b"c"),), 0, raw_names=(b"\xff",))
