@@ -219,7 +219,7 @@ AUDIT_ANCHORS = Topic(
     Cleanup.KEEP,
     1,
     None,
-    ("notary",),
+    ("notary", "cli"),
     "signed chain heads",
 )
 DLQ = Topic(

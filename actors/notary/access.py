@@ -8,7 +8,7 @@ import msgspec
 
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.actors.runtime.store import s3_config
-from odradek.streams.audit.keys import load_key, load_or_make_key
+from odradek.streams.audit.keys import SigningKey, load_key, load_or_make_key
 from odradek.streams.audit.notary import Notary
 from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.audit.vault import Vault
@@ -26,7 +26,13 @@ def notary_of(deployment: Deployment, event_log: EventLog) -> Notary:
     return Notary(event_log, vault_of(deployment.store, deployment.audit), key, deployment.audit)
 
 
-def own_keys(settings: AuditSettings) -> set[str]:
-    """The public key of this host's notary, if there is one here."""
+def own_key(settings: AuditSettings) -> SigningKey | None:
+    """The key of this host's notary, if there is one here."""
     path = Path(settings.key_file)
-    return {load_key(path).public} if path.exists() else set()
+    return load_key(path) if path.exists() else None
+
+
+def own_keys(settings: AuditSettings) -> set[str]:
+    """Its public half."""
+    key = own_key(settings)
+    return {key.public} if key is not None else set()

@@ -13,6 +13,7 @@ next trainer adopts. So restoring twice is restoring once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,6 +77,9 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """Manifests in the store that the log does not know: given up, never adopted."""
     train_again: list[str] = []
     """Batches on the log that are trained again, in order."""
+    stops_at: str = ""
+    """The first batch still to be trained that the log no longer gives, because the store lost an object of a member's:
+    there the lane stops."""
 
 
 async def histories(event_log: EventLog) -> list[LaneHistory]:
@@ -114,12 +118,15 @@ async def restore(
     *,
     reason: str = "",
     dry_run: bool = False,
+    lost: Mapping[str, str] | None = None,
 ) -> Restored:
-    """Begin `incarnation` for the lane, unless its log and store fit. `dry_run` only says what that would do."""
+    """Begin `incarnation` for the lane, unless its log and store fit. `dry_run` only says what that would do. `lost`:
+    by session an object without which it can't be read."""
     manifest, log_only = await _newest_complete(store, history)
     store_only = await _unknown(store, history, incarnation.base)
     fits = manifest is not None and not log_only and await _fits(store, history, store_only)
     version = manifest.version if manifest is not None else 0
+    ahead = [batch for ordinal, batch in sorted(history.batches.items()) if ordinal >= version]
     found = Restored(
         lane=history.lane,
         policy=history.policy,
@@ -127,6 +134,7 @@ async def restore(
         incarnation=history.place().incarnation if fits else incarnation.name,
         version=version,
         manifest_key=history.published[version].manifest_key if version in history.published else "",
+        stops_at=_stops_at(ahead, lost or {}),
     )
     if fits:
         return found
@@ -135,12 +143,20 @@ async def restore(
         restored_from=manifest.name if manifest is not None else "",
         log_only=log_only,
         store_only=store_only,
-        train_again=[batch.batch_id for ordinal, batch in sorted(history.batches.items()) if ordinal >= version],
+        train_again=[batch.batch_id for batch in ahead],
     )
     if dry_run:
         return found
     begun = await _begin(event_log, store, history, manifest, incarnation.name, warm_start, reason)
     return msgspec.structs.replace(found, manifest_key=begun.manifest_key)
+
+
+def _stops_at(ahead: Iterable[BatchAssembled], lost: Mapping[str, str]) -> str:
+    for batch in ahead:
+        for member in batch.members:
+            if member.session_id in lost:
+                return f"batch {batch.batch_id}: session {member.session_id} needs {lost[member.session_id]}"
+    return ""
 
 
 async def _newest_complete(store: ObjectStore, history: LaneHistory) -> tuple[Manifest | None, list[str]]:

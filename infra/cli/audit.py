@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from odradek.streams.audit.settings import AuditSettings
     from odradek.streams.audit.vault import Vault
     from odradek.streams.audit.verify import AuditReport
+    from odradek.streams.events.audit import ChainBegun
 
 SHOWN = 20
 """Findings that are printed as text; all are in the JSON."""
@@ -74,6 +76,7 @@ def as_text(report: AuditReport) -> str:
     lines = [str(finding) for finding in report.findings[:SHOWN]]
     if len(report.findings) > SHOWN:
         lines.append(f"… and {len(report.findings) - SHOWN} more (--json)")
+    lines += [_given_up(one) for one in report.given_up]
     totals = f"{report.verified} records verified in {report.rounds} rounds, {report.not_anchored} not yet anchored"
     if not report.rounds:
         return "\n".join([*lines, f"nothing is anchored, {report.not_anchored} records: does a notary run?"])
@@ -83,6 +86,15 @@ def as_text(report: AuditReport) -> str:
     late = f"; {report.not_kept} rounds are not in the bucket yet" if report.not_kept else ""
     signed = ", ".join(key[:16] for key in report.keys)
     return "\n".join([*lines, f"{verdict}{totals}; signed by {signed}{late}{how}"])
+
+
+def _given_up(begun: ChainBegun) -> str:
+    when = datetime.fromtimestamp(begun.time_ms / 1000, UTC)
+    return (
+        f"chain {begun.chain} was begun by a restore at {when:%Y-%m-%d %H:%M} UTC, signed by {begun.key[:16]}: "
+        f"{begun.why}; {begun.before} is given up, with {begun.kept} rounds in the bucket and {begun.on_log} on the log"
+        + (f" ({begun.reason})" if begun.reason else "")
+    )
 
 
 @command.command

@@ -260,7 +260,7 @@ class Audit(Section, frozen=True, kw_only=True):
     """Bucket of signed rounds, made with object lock if it does not exist; none is s3.bucket with -audit behind it."""
     name: Name | None = None
     """Under which rounds are kept; none takes kafka.prefix. Another name begins another chain, over the log as it then
-    is: for a log that was restored to an older state."""
+    is; so does `odradek restore`, for a log that was restored to an earlier moment."""
     lock_mode: Literal["governance", "compliance"] = "governance"
     """Object lock: governance can be lifted by who has that permission, compliance by nobody."""
     lock_days: Count = 365

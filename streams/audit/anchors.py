@@ -18,7 +18,7 @@ from odradek.streams import topics
 from odradek.streams.audit import chain
 from odradek.streams.audit.keys import SigningKey, signed_by
 from odradek.streams.errors import UndecodableRecord
-from odradek.streams.events.audit import AnchorWritten
+from odradek.streams.events.audit import AnchorEvent, AnchorWritten, ChainBegun
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
 
@@ -31,9 +31,14 @@ Place = tuple[str, int]
 """A partition: topic without prefix, and number."""
 
 
-def statement(anchor: AnchorWritten) -> bytes:
+def statement(anchor: AnchorEvent) -> bytes:
     """The signed text of an anchor. Its lines and their order are fixed for ever; a change is another first line."""
-    lines = (
+    lines = _chain_lines(anchor) if isinstance(anchor, ChainBegun) else _anchor_lines(anchor)
+    return "".join(f"{name}: {value}\n" for name, value in lines).encode()
+
+
+def _anchor_lines(anchor: AnchorWritten) -> tuple[tuple[str, object], ...]:
+    return (
         ("odradek audit anchor", "v1"),
         ("deployment", anchor.deployment),
         ("round", anchor.round),
@@ -51,7 +56,21 @@ def statement(anchor: AnchorWritten) -> bytes:
         ("time_ms", anchor.time_ms),
         ("key", anchor.key),
     )
-    return "".join(f"{name}: {value}\n" for name, value in lines).encode()
+
+
+def _chain_lines(begun: ChainBegun) -> tuple[tuple[str, object], ...]:
+    return (
+        ("odradek audit chain", "v1"),
+        ("deployment", begun.deployment),
+        ("chain", begun.chain),
+        ("before", begun.before),
+        ("on_log", begun.on_log),
+        ("kept", begun.kept),
+        ("why", hashlib.sha256(begun.why.encode()).hexdigest()),
+        ("reason", hashlib.sha256(begun.reason.encode()).hexdigest()),
+        ("time_ms", begun.time_ms),
+        ("key", begun.key),
+    )
 
 
 def digest(anchor: AnchorWritten) -> str:
@@ -74,7 +93,7 @@ def read_round(data: bytes) -> list[AnchorWritten]:
     return msgspec.json.decode(data, type=list[AnchorWritten])
 
 
-def genuine(anchor: AnchorWritten, trusted: Iterable[str]) -> bool:
+def genuine(anchor: AnchorEvent, trusted: Iterable[str]) -> bool:
     """Whether one of the trusted keys signed exactly this."""
     return anchor.key in trusted and signed_by(anchor.key, anchor.signature, statement(anchor))
 
@@ -161,8 +180,8 @@ class AnchorLog:
     """Records that no trusted key signed, or that are no anchors, with the reason."""
 
 
-async def read_anchors(event_log: EventLog, deployment: str, trusted: Iterable[str]) -> AnchorLog:
-    """Folds the topic. Anchors of other deployments (incarnations before a restore) are passed over."""
+async def read_anchors(event_log: EventLog, chain: str, trusted: Iterable[str]) -> AnchorLog:
+    """Folds the topic. Anchors of other chains (given up by a restore) are passed over."""
     trusted, found, topic = frozenset(trusted), AnchorLog(), topics.AUDIT_ANCHORS.name
     async for record in event_log.read(topic, 0, await event_log.beginning(topic, 0)):
         try:
@@ -170,7 +189,11 @@ async def read_anchors(event_log: EventLog, deployment: str, trusted: Iterable[s
         except UndecodableRecord as error:
             found.foreign.append((record.ref, f"is no anchor: {error}"))
             continue
-        if body.deployment != deployment:
+        if isinstance(body, ChainBegun):
+            if not genuine(body, trusted):
+                found.foreign.append((record.ref, f"begins a chain and is signed by no known key ({body.key[:16]}…)"))
+            continue
+        if body.deployment != chain:
             continue
         place = (body.topic, body.partition, body.first)
         if not genuine(body, trusted):

@@ -10,7 +10,8 @@ object a round in the vault. Guarantees:
 - a round is committed to the log first and put into the vault then; what a killed notary had not put, the next one
   puts, the same bytes; so a store that is down holds up no anchor;
 - it builds only on anchors that its keys signed, and only on a log that still reaches as far: a partition that ends
-  before its anchor, or a vault that knows more rounds than the log, stops it (`odradek audit verify` names the place).
+  before its anchor, or a vault that knows more rounds than the log, stops it (`odradek audit verify` names the place,
+  `odradek restore` begins another chain).
 Waits: for records (nothing is owed), for broker and store (their deadlines). Unblocked by any append.
 
 Guarantee 10 (tests/GUARANTEES.md): test_audit_tamper.py, test_audit_proofs.py, test_audit_notary.py,
@@ -28,7 +29,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from odradek.streams import topics
 from odradek.streams.audit.anchors import (
     NOTHING,
     AnchorLog,
@@ -40,6 +40,7 @@ from odradek.streams.audit.anchors import (
     round_digest,
 )
 from odradek.streams.audit.chain import leaf_of
+from odradek.streams.audit.chains import OUTPUT, chains_begun, in_force, lacking, stage_of
 from odradek.streams.audit.keys import SigningKey
 from odradek.streams.audit.scope import Due, audited_topics
 from odradek.streams.audit.settings import AuditSettings
@@ -50,7 +51,6 @@ from odradek.streams.events.audit import AnchorWritten
 from odradek.streams.events.meta import Meta
 from odradek.streams.faults import reach
 from odradek.streams.log import EventLog
-from odradek.streams.transactions import Stage
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,6 @@ SETTLE_S = 30.0
 """Seconds that a partition may end before its anchor, while a new leader finds out how far it goes. After that it has
 been truncated."""
 
-OUTPUT = (topics.AUDIT_ANCHORS.name, 0)
-
 
 class Notary:
     """One deployment's notary. `run` returns after `end` only, or by exception or cancellation."""
@@ -76,7 +74,7 @@ class Notary:
         self._log = event_log
         self._vault = vault
         self._key = key
-        self._deployment = settings.name
+        self._chain = settings.name
         self._settings = settings
         self._topics: list[str] = []
         self._ends: dict[Place, int] = {}
@@ -141,7 +139,7 @@ class Notary:
     @asynccontextmanager
     async def _stage(self) -> AsyncIterator[None]:
         """Open and resumed: predecessors are fenced, and all that they committed is known."""
-        async with Stage(self._log, f"notary.{self._deployment}", [OUTPUT]) as self._output:
+        async with stage_of(self._log, self._settings.name) as self._output:
             try:
                 await self._resume()
                 yield
@@ -151,8 +149,10 @@ class Notary:
 
     async def _resume(self) -> None:
         await self._vault.open(create=True)
+        trusted, name = {self._key.public, *await self._vault.keys()}, self._settings.name
+        self._chain = self._vault.chain = in_force(await chains_begun(self._log, name, trusted), name)
         await self._vault.keep_key(self._key.public)
-        anchors = await read_anchors(self._log, self._deployment, {self._key.public, *await self._vault.keys()})
+        anchors = await read_anchors(self._log, self._chain, trusted)
         for ref, reason in anchors.foreign:
             log.warning("%s %s: passed over", ref, reason)
         await self._check_rounds(anchors)
@@ -168,16 +168,13 @@ class Notary:
         """The log must know every round from 0 on, and at least those in the vault; what the vault lacks is put there,
         the newest it has again, which compares it."""
         kept = await self._vault.rounds()
-        there = range(max([*anchors.rounds, *kept], default=-1) + 1)
-        missing = [number for number in there if number not in anchors.rounds]
-        if missing:
+        if lacks := lacking(anchors, kept):
             raise Terminal(
-                f"{OUTPUT[0]} lacks round {missing[0]} of {len(there)}: it has been changed or cut off, and nothing "
-                f"can be built on it. `odradek audit verify` names what is missing; after a restore that you know of, "
-                f"another audit.name begins a new chain",
-                round=missing[0],
+                f"{lacks}: it has been changed or cut off, and nothing can be built on it. `odradek audit verify` "
+                f"names what is missing; if Kafka was restored to an earlier moment, `odradek restore` begins a new "
+                f"chain"
             )
-        absent = set(there) - set(kept)
+        absent = set(anchors.rounds) - set(kept)
         for number in sorted({*absent, *kept[-1:]}):
             self._unkept.append((number, round_bytes(anchors.rounds[number])))
 
@@ -202,8 +199,8 @@ class Notary:
         except DeadlineExceeded:
             raise Terminal(
                 f"{place[0]}/{place[1]} ends before offset {end}, up to which it was anchored: it has been truncated. "
-                f"`odradek audit verify` names the place; after a restore that you know of, another audit.name begins "
-                f"a new chain",
+                f"`odradek audit verify` names the place; if Kafka was restored to an earlier moment, "
+                f"`odradek restore` begins a new chain",
                 topic=place[0],
                 partition=place[1],
                 offset=end,
@@ -226,7 +223,7 @@ class Notary:
     async def _round(self) -> None:
         """One round over what waits, of at most about ROUND_RECORDS records."""
         now = int(time.time() * 1000)
-        this = Round(self._deployment, self.round, self._before, self._vault.locked, now, self._key)
+        this = Round(self._chain, self.round, self._before, self._vault.locked, now, self._key)
         anchors: list[AnchorWritten] = []
         moved: dict[Place, Cursor] = {}
         seen: dict[Place, int] = {}

@@ -29,11 +29,17 @@ class Vault(S3Store):
 
     def __init__(self, config: S3Config, settings: AuditSettings) -> None:
         super().__init__(config)
-        self._stem = f"audit/{settings.name}/"
+        self._whole = f"audit/{settings.name}/"
         self._settings = settings
+        self.chain = settings.name
+        """Whose rounds are read and written: the deployment's own chain, or one that a restore began (`chains`)."""
         self.locked = False
         """Whether the bucket puts objects under lock; known after `open`."""
         self._versions: dict[str, str] | None = None
+
+    @property
+    def _stem(self) -> str:
+        return f"audit/{self.chain}/"
 
     async def open(self, *, create: bool = False) -> bool:
         """Looks at the bucket, and makes it (with object lock where the store knows that) if it is to. False: there is
@@ -102,8 +108,8 @@ class Vault(S3Store):
         if await self.first(key) != data:
             raise Terminal(
                 f"s3://{self.config.bucket}/{key} holds another history than {key.rsplit('/', 1)[1]} of this log: has "
-                f"the log been replaced or rolled back? `odradek audit verify` tells; for a new log, or one that was "
-                f"restored, another audit.name begins a new chain"
+                f"the log been replaced or rolled back? `odradek audit verify` tells; `odradek restore` begins a new "
+                f"chain where you know of that"
             )
 
     # -- read --------------------------------------------------------------------------------------------------
@@ -119,9 +125,13 @@ class Vault(S3Store):
         return await self.first(self._round_key(number))
 
     async def keys(self) -> list[str]:
-        """The public keys that this deployment's notaries had."""
-        stem = f"{self._stem}keys/"
-        return [key.removeprefix(stem) for key in await self._listed() if key.startswith(stem)]
+        """The public keys that this deployment's notaries had, under whichever chain."""
+        return sorted({key.rpartition("/")[2] for key in await self._listed() if "/keys/" in key})
+
+    async def chain_numbers(self) -> list[int]:
+        """Numbers of the chains that restores began and that wrote anything."""
+        tails = {key.removeprefix(self._whole).partition("/")[0] for key in await self._listed()}
+        return sorted(int(tail[1:]) for tail in tails if tail[:1] == "r" and tail[1:].isdecimal())
 
     async def first(self, key: str) -> bytes:
         """The oldest version of an object. Raises BlobMissing."""
@@ -139,15 +149,15 @@ class Vault(S3Store):
     async def _listed(self) -> dict[str, str]:
         """By key the id of its oldest version (empty in a bucket without versions), deleted ones included."""
         if self._versions is None:
-            self._versions = await self._run(self._stem, self._list_versions)
-            self._versions |= dict.fromkeys(set(await self.list(self._stem)) - set(self._versions), "")
+            self._versions = await self._run(self._whole, self._list_versions)
+            self._versions |= dict.fromkeys(set(await self.list(self._whole)) - set(self._versions), "")
         return self._versions
 
     def _list_versions(self) -> dict[str, str]:
         found: dict[str, str] = {}
         if self.locked:
             pages = self._client.get_paginator("list_object_versions")
-            for page in pages.paginate(Bucket=self.config.bucket, Prefix=self._stem):
+            for page in pages.paginate(Bucket=self.config.bucket, Prefix=self._whole):
                 for item in page.get("Versions", ()):  # newest first within a key
                     found[item["Key"]] = item["VersionId"]
         return found

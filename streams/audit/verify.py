@@ -2,7 +2,8 @@
 
 Reads audit.anchors.v1, the vault's rounds, and every audited partition from its first offset; writes nothing. What it
 finds is first what is wrong with the anchors themselves (forged, missing, cut off: the vault knows), then, partition by
-partition, the first offset that is not as anchored. Where the log's anchors and the vault's differ, the vault's count.
+partition, the first offset that is not as anchored. The chain in force is verified; those that a restore gave up are
+named, with who signed that. Where the log's anchors and the vault's differ, the vault's count.
 The newest round in the vault vouches for all before it: each names the digest of its predecessor. So the others are
 fetched only where the log lacks one, or differs.
 """
@@ -10,7 +11,7 @@ fetched only where the log lacks one, or differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,11 +27,12 @@ from odradek.streams.audit.anchors import (
     round_bytes,
     round_digest,
 )
+from odradek.streams.audit.chains import chains_begun, in_force
 from odradek.streams.audit.check import Finding, Kind, PartitionCheck
 from odradek.streams.audit.scope import audited_topics
 from odradek.streams.audit.vault import Vault
 from odradek.streams.errors import BrokerUnreachable, DeadlineExceeded, OffsetGap, UndecodableRecord
-from odradek.streams.events.audit import AnchorWritten
+from odradek.streams.events.audit import AnchorWritten, ChainBegun
 from odradek.streams.log import EventLog
 
 Say = Callable[[str], None]
@@ -54,6 +56,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole log."""
 
     deployment: str
+    """The chain in force: the deployment's own, or one that a restore began."""
     rounds: int
     """Rounds of anchors, wherever they were found."""
     not_kept: int
@@ -64,6 +67,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """Public keys that signed."""
     findings: list[Finding]
     partitions: list[PartitionVerdict]
+    given_up: list[ChainBegun] = []
+    """Each chain that a restore gave up, as the one that followed it says."""
 
     @property
     def verified(self) -> int:
@@ -86,6 +91,8 @@ class Anchored:
     rounds: dict[int, list[AnchorWritten]] = field(default_factory=dict)
     not_kept: int = 0
     findings: list[Finding] = field(default_factory=list)
+    chain: str = ""
+    begun: list[ChainBegun] = field(default_factory=list)
 
     def by_place(self) -> dict[Place, list[AnchorWritten]]:
         """Each partition's anchors, in order."""
@@ -122,7 +129,8 @@ async def verify(
         verdicts.append(await _partition(event_log, place, anchors, place[0] in present, done, say))
     every = [anchor for anchors in anchored.rounds.values() for anchor in anchors]
     return AuditReport(
-        deployment=deployment,
+        deployment=anchored.chain,
+        given_up=anchored.begun,
         rounds=len(anchored.rounds),
         not_kept=anchored.not_kept,
         locked=bool(every) and all(anchor.locked for anchor in every),
@@ -137,9 +145,14 @@ async def verify(
 
 async def gather_anchors(event_log: EventLog, vault: Vault | None, deployment: str, trusted: Iterable[str]) -> Anchored:
     """The genuine anchors of log and vault, and everything that is wrong with them."""
-    trusted, anchored = frozenset(trusted), Anchored()
+    trusted, anchored = frozenset(trusted), Anchored(chain=deployment)
+    with suppress(OffsetGap):  # what can't be read is found below
+        anchored.begun = await chains_begun(event_log, deployment, trusted)
+        anchored.chain = in_force(anchored.begun, deployment)
+    if vault is not None:
+        vault.chain = anchored.chain
     kept = await vault.rounds() if vault is not None else []  # before the log, which has every round first
-    on_log = await _on_log(event_log, deployment, trusted, anchored)
+    on_log = await _on_log(event_log, trusted, anchored)
     rounds = anchored.rounds = dict(on_log.rounds)
 
     def offset(number: int) -> int:
@@ -184,9 +197,9 @@ def _broken(rounds: Mapping[int, list[AnchorWritten]]) -> dict[int, str]:
     return found
 
 
-async def _on_log(event_log: EventLog, deployment: str, trusted: frozenset[str], anchored: Anchored) -> AnchorLog:
+async def _on_log(event_log: EventLog, trusted: frozenset[str], anchored: Anchored) -> AnchorLog:
     try:
-        found = await read_anchors(event_log, deployment, trusted)
+        found = await read_anchors(event_log, anchored.chain, trusted)
     except (UndecodableRecord, OffsetGap) as error:
         anchored.found("unreadable", str(error), int(error.coordinates.get("offset", 0)))
         return AnchorLog()

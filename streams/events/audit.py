@@ -38,4 +38,26 @@ class AnchorWritten(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     signature: bytes
 
 
-AnchorEvent = AnchorWritten
+class ChainBegun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="audit.chain_begun.v1"):
+    """`odradek restore`: the log lacks what was signed, so from here on another chain covers it, from its first record
+    on. What is signed is `audit.anchors.statement`."""
+
+    deployment: str
+    """The name that stays, whichever chain is in force."""
+    chain: str
+    """What anchors call the deployment from here on; never used before."""
+    before: str
+    """The chain that is given up."""
+    on_log: int
+    kept: int
+    """Rounds of that chain that the log still had, and that the vault has."""
+    why: str
+    """What no notary could go on with."""
+    reason: str = ""
+    """The person's."""
+    time_ms: int
+    key: str
+    signature: bytes
+
+
+AnchorEvent = AnchorWritten | ChainBegun

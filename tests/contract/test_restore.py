@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.assembly_world import turn
 from support.cli import Cli
 from support.lane_world import LaneWorld, until
 from support.log_copy import Stored, copied, write
@@ -23,20 +24,26 @@ from support.small_log import LANE
 from support.training_world import TRAINING, TrainingWorld
 
 from odradek.actors.controller.core import Controller
-from odradek.actors.trainer.errors import AdoptionError, CheckpointError
+from odradek.actors.trainer.errors import AdoptionError, BatchError, CheckpointError
 from odradek.actors.trainer.manifest import Place
 from odradek.actors.trainer.restore import Incarnation, Restored, histories, restore
 from odradek.actors.trainer.testing import tiny_policy
 from odradek.infra.stack.s3 import S3Access, s3_client
 from odradek.streams import faults
-from odradek.streams.blobs import S3Config, S3Store
+from odradek.streams.blobs import BlobStore, S3Config, S3Store
+from odradek.streams.codec import INLINE_LIMIT
 from odradek.streams.config import KafkaConfig
 from odradek.streams.errors import ProducerFenced, TransactionLost
 from odradek.streams.events.batches import BatchAssembled
+from odradek.streams.events.meta import Meta
+from odradek.streams.events.sessions import MessageReceived
 from odradek.streams.log import EventLog
+from odradek.streams.privacy.keys import KeyFiles
+from odradek.streams.privacy.ring import KeyRing
+from odradek.streams.replay.lost import lost_objects
 from odradek.streams.replay.rebuild import rebuild_all
 from odradek.streams.replay.select import bodies
-from odradek.streams.testing import fresh_config, kafka_config
+from odradek.streams.testing import an_event, fresh_config, kafka_config
 
 __all__ = ["fresh_config", "kafka_config"]
 pytestmark = pytest.mark.contract
@@ -65,7 +72,7 @@ async def alone(fresh_config: KafkaConfig, s3_config: dict[str, str], warm_start
 @asynccontextmanager
 async def lane_of(config: KafkaConfig, s3_config: dict[str, str], warm_start: Path) -> AsyncIterator[TrainingWorld]:
     store = S3Store(S3Config(**s3_config))
-    async with EventLog(config) as log:
+    async with EventLog(config, BlobStore(store, cache_bytes=0)) as log:
         lane = LaneWorld(log, {"groups_per_batch": 1, "training": TRAINING})
         await lane.configure()
         yield TrainingWorld(lane, store, warm_start, uuid.uuid4().hex)
@@ -247,22 +254,86 @@ async def test_the_command_says_what_it_gives_up(
     await world.assemble(2)
     await world.train(2)
     forget(s3_access, world.checkpoints.place.key(2))
+    cli, where = at(world, s3_config, tmp_path, capsys)
+    unknown = await asyncio.to_thread(cli, "restore", "--lane", "other", *where)
+    assert unknown.code == 2 and "no lane other with a version" in unknown.err
+    would = await asyncio.to_thread(cli, "restore", "--dry-run", *where)
+    assert would.code == 0 and f"would begin incarnation {config.prefix}-r1 at version 1" in would.out
+    done = await asyncio.to_thread(cli, "restore", "--json", *where)
+    (one,) = json.loads(done.out)["lanes"]
+    assert done.code == 0 and one["begun"] and one["version"] == 1 and len(one["train_again"]) == 1
+    again = await asyncio.to_thread(cli, "restore", *where)
+    assert again.code == 0 and "log and store fit at version 1" in again.out
+
+
+def at(
+    world: TrainingWorld, s3_config: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[Cli, tuple[object, ...]]:
+    """The command line, and what tells it where the world is."""
     credentials = tmp_path / "keys.json"
     credentials.write_text(json.dumps({name: s3_config[name] for name in ("access_key", "secret_key")}))
     where = (
         "--lane", world.lane.lane, "--data", tmp_path / "none", "--set", f"s3.endpoint={s3_config['endpoint']}",
         "--set", f"s3.bucket={s3_config['bucket']}", "--set", f"s3.credentials_file={credentials}",
     )  # fmt: skip
-    cli = Cli(capsys, config)
-    unknown = await asyncio.to_thread(cli, "restore", "--lane", "other", *where)
-    assert unknown.code == 2 and "no lane other with a version" in unknown.err
-    would = await asyncio.to_thread(cli, "restore", "--dry-run", *where)
-    assert would.code == 0 and f"would begin incarnation {config.prefix}-r1 at version 1" in would.out
-    done = await asyncio.to_thread(cli, "restore", "--json", *where)
-    (one,) = json.loads(done.out)
-    assert done.code == 0 and one["begun"] and one["version"] == 1 and len(one["train_again"]) == 1
-    again = await asyncio.to_thread(cli, "restore", *where)
-    assert again.code == 0 and "log and store fit at version 1" in again.out
+    return Cli(capsys, world.lane.log.config), where
+
+
+async def test_objects_of_sessions_that_the_store_lost_are_named_and_where_the_lane_stops(
+    world: TrainingWorld, s3_access: S3Access, s3_config: dict[str, str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The store lost what large records of two sessions stand for, and a task's workspace: nothing else says so before
+    the trainer comes to the batch."""
+    await world.assemble(1)
+    await world.train(1)
+    there = set(await world.store.list("blobs/"))
+    tree = await BlobStore(world.store).put(b"a tree")
+    await world.lane.task(files_ref=tree)
+    said = msgspec.structs.replace(turn(0, 0, [1, 2, 3], [4, 5, 6, 7], [(0, 0)]), messages=["m" * INLINE_LIMIT])
+    await world.assemble(1, already=1, turns=[said])
+    (_, batch) = (await world.lane.batches())[1]
+    objects = {key: await world.store.get(key) for key in set(await world.store.list("blobs/")) - there}
+    cli, where = at(world, s3_config, tmp_path, capsys)
+    assert (await asyncio.to_thread(cli, "restore", *where)).code == 0, "nothing is lost yet"
+    forget(s3_access, *objects)
+
+    told = await asyncio.to_thread(cli, "restore", "--json", *where)
+    found = json.loads(told.out)
+    members = [member.session_id for member in batch.members]
+    assert {(one["what"], one["key"]) for one in found["lost"]} == {
+        ("files" if key == tree.key else "record", key) for key in objects
+    }
+    assert sorted(one["record_key"] for one in found["lost"] if one["what"] == "record") == sorted(members)
+    (lane,) = found["lanes"]
+    assert told.code == 1 and not lane["begun"]
+    assert lane["stops_at"].startswith(f"batch {batch.batch_id}: session {members[0]} needs blobs/")
+    text = await asyncio.to_thread(cli, "restore", *where)
+    assert "lost: 3 objects" in text.out and f"STOPS at batch {batch.batch_id}" in text.out
+    with pytest.raises(BatchError, match=rf"{members[0]} is missing"):
+        await asyncio.wait_for(world.loop().run(), 120)
+
+    for key, data in objects.items():
+        await world.store.put(key, data)
+    assert (await asyncio.to_thread(cli, "restore", *where)).code == 0
+    await world.train(2)
+
+
+async def test_what_an_erased_subject_left_behind_is_not_lost(
+    fresh_config: KafkaConfig, s3_config: dict[str, str], tmp_path: Path
+) -> None:
+    ring, store = KeyRing(KeyFiles(tmp_path / "keys")), S3Store(S3Config(**s3_config))
+    async with EventLog(fresh_config, BlobStore(store, keys=ring), ring) as log:
+        for subject in ("ann", "ben"):
+            event = an_event(MessageReceived(message_id="m", text="x" * INLINE_LIMIT), meta=Meta(subject=subject))
+            await log.append("sessions.v1", subject, event)
+            await BlobStore(store).remove(subject)
+        assert [(one.what, one.record_key) for one in await lost_objects(log, store)] == [
+            ("record", "ann"), ("record", "ben"),
+        ]  # fmt: skip
+        await ring.destroy("ann", "asked")
+        assert [one.record_key for one in await lost_objects(log, store)] == ["ben"]
+    store.close()
 
 
 async def marks(world: TrainingWorld) -> list[Any]:
