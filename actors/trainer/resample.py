@@ -213,13 +213,16 @@ async def resample(event_log: EventLog, store: ObjectStore, session_id: str, rec
     histories = [era for era in await eras(event_log, opened.policy) if all(version in era for version in named)]
     if not histories:
         raise CheckpointError(f"versions {named} of {opened.policy} are not all on {topics.WEIGHTS.name}")
-    verdicts: list[Resampled] = []
+    best: tuple[tuple[int, int], Resampled] | None = None
     for published in histories:
         policies = await _policies(store, [published[version] for version in named])
-        verdicts.append(await asyncio.to_thread(resampled, session_id, opened, turns, policies))
-        if verdicts[-1].first is None:
-            return verdicts[-1]
-    return verdicts[0]
+        found = await asyncio.to_thread(resampled, session_id, opened, turns, policies)
+        if found.first is None:
+            return found
+        agrees_up_to = (found.first.turn, found.first.index)
+        best = (agrees_up_to, found) if best is None or agrees_up_to > best[0] else best
+    assert best is not None
+    return best[1]
 
 
 async def _policies(store: ObjectStore, versions: Iterable[VersionPublished]) -> dict[int, Policy]:

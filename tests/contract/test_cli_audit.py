@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from aiokafka.structs import TopicPartition
 from support.cli import Answer, Cli
 from support.sampled_session import POLICIES, Sampled
 
+from odradek.actors.policy.model import Policy
 from odradek.actors.trainer.checkpoint import Checkpoints, TrainerState
 from odradek.actors.trainer.manifest import Origin, Place
 from odradek.kernels.numerics import numerics_id
@@ -76,7 +77,7 @@ def world(kafka_bootstrap: str, s3_config: dict[str, str], tmp_path_factory: pyt
     async def write() -> None:
         await ensure_topics(kafka)
         async with EventLog(kafka) as log:
-            await publish(log, world.s3)
+            await publish(log, world.s3, POLICIES)
             await sampled(log, "true")
             await sampled(log, "false", wrong=True)
             vault = Vault(msgspec.structs.replace(world.s3, bucket=BUCKET), settings)
@@ -87,18 +88,22 @@ def world(kafka_bootstrap: str, s3_config: dict[str, str], tmp_path_factory: pyt
     yield world
 
 
-async def publish(log: EventLog, s3: S3Config) -> None:
-    """Versions 1 and 2 of the policy, as a trainer does."""
+async def publish(log: EventLog, s3: S3Config, policies: Mapping[int, Policy], restored: int | None = None) -> None:
+    """Versions of the policy, as a trainer does, or a restore at one of them."""
     store = S3Store(s3)
     checkpoints = Checkpoints(store, Place(uuid.uuid4().hex[:8], "p", "main-0"))
-    for version, policy in POLICIES.items():
+    for version, policy in policies.items():
         state = TrainerState.begin(policy, seed=0)
         state.version = version
         published = await checkpoints.publish(state, Origin(parent=None), numerics_id())
         body = VersionPublished(
-            policy="p", version=version, manifest_key=published.key, manifest_sha256=published.sha256
+            policy="p",
+            version=version,
+            manifest_key=published.key,
+            manifest_sha256=published.sha256,
+            restored=version == restored,
         )
-        await log.append(topics.WEIGHTS.name, "p", Event.of(body, id=f"version-{version}", source="test"))
+        await log.append(topics.WEIGHTS.name, "p", Event.of(body, id=f"version-{published.key}", source="test"))
     store.close()
 
 
@@ -224,6 +229,19 @@ def test_a_service_that_does_not_answer_is_exit_code_3(audit: Audit, what: str) 
 def test_the_log_alone_is_verified_while_the_store_is_down(audit: Audit) -> None:
     answer = audit("verify", "--log-only", "--json", change={"s3.endpoint": "http://127.0.0.1:9"})
     assert (answer.code, answer.json["verified"]) == (0, 8)
+
+
+def test_a_session_is_computed_under_the_weights_of_its_own_history(audit: Audit, world: World) -> None:
+    """Last but one in the module. After a restore version 2 is another one; the session was sampled before."""
+
+    async def restored() -> None:
+        async with EventLog(world.kafka) as log:
+            await publish(log, world.s3, {1: POLICIES[1], 2: POLICIES[1]}, restored=1)
+
+    asyncio.run(restored())
+    assert audit("resample", "true").code == 0
+    wrong = audit("resample", "false", "--json")
+    assert wrong.code == 1 and wrong.json["first"]["index"] == 3
 
 
 def test_tampering_is_exit_code_1_and_names_partition_and_offset(audit: Audit, world: World) -> None:
