@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -21,6 +20,7 @@ from botocore.config import Config
 
 from odradek.streams.errors import BlobCorrupt, BlobMissing, KeyUnavailable, StoreUnreachable, SubjectErased, Terminal
 from odradek.streams.events.meta import BlobRef
+from odradek.streams.priority import ReservedThreads
 from odradek.streams.privacy import removal
 from odradek.streams.privacy.names import SHARED, folder_of
 from odradek.streams.privacy.removal import Removal
@@ -35,7 +35,8 @@ READ_S = 30.0
 ATTEMPTS = 3
 """Tries of one request within its deadline, by the client library, with backoff."""
 THREADS = 8
-"""Requests under way at one time in a process. Too low: a checkpoint's shards take turns. Too high: sockets."""
+"""Requests under way at one time in a process; production has as many again. Too low: a checkpoint's shards take turns.
+Too high: sockets."""
 DEADLINE_S = 120.0
 """Seconds for one object, tries included."""
 CACHE_BYTES = 64 * 1024 * 1024
@@ -122,7 +123,7 @@ class S3Store:
 
     def __init__(self, config: S3Config) -> None:
         self.config = config
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
+        self._threads = ReservedThreads(THREADS, "s3")
         self._client: Any = boto3.client(
             "s3",
             endpoint_url=config.endpoint or None,
@@ -132,7 +133,7 @@ class S3Store:
             config=Config(
                 connect_timeout=CONNECT_S,
                 read_timeout=READ_S,
-                max_pool_connections=THREADS,
+                max_pool_connections=2 * THREADS,
                 retries={"max_attempts": ATTEMPTS, "mode": "standard"},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",

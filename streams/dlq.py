@@ -288,11 +288,12 @@ class DeadLetters:
 
     async def release(self, offset: int, reason: str = "", by: str = "") -> list[DeadLetter]:
         """Lets the letter's whole key go: it and every open letter of that key will be delivered, in order, to the
-        consumer that refused them. Returns them. Raises Terminal for a letter that is settled."""
+        consumer that refused them. Returns them; twice is once. Raises Terminal for a letter that is settled."""
         letter = await self._open(offset)
         topic, key = letter.lane
-        body = DeadLetterReleased(consumer=letter.consumer, topic=topic, key=key, reason=reason, by=by)
-        await self.decide(body, "release", offset, self.fold.position)
+        if letter.state is not State.RELEASED:
+            body = DeadLetterReleased(consumer=letter.consumer, topic=topic, key=key, reason=reason, by=by)
+            await self.decide(body, "release", offset, self.fold.position)
         return [
             one
             for one in self.fold.letters.values()

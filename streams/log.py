@@ -30,6 +30,7 @@ from odradek.streams.envelope import BOX_HEADER, SUBJECT_HEADER, Event, Headers,
 from odradek.streams.errors import AppendUncertain, DeadlineExceeded, OffsetGap, StreamError
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.polling import POLL_MS, Gap, GapPolicy, Poller, gap_error
+from odradek.streams.priority import Apart
 from odradek.streams.privacy import content
 from odradek.streams.privacy.ring import KeyRing
 
@@ -40,8 +41,8 @@ STALL_S = 30.0
 dead broker is noticed late."""
 
 READERS = 8
-"""Range reads that run at one time in a process, each on a connection of its own. Too low: a batch is materialised one
-session after another. Too high: connections and fetch buffers."""
+"""Range reads that run at one time in a process, each on a connection of its own; production has as many again. Too
+low: a batch is materialised one session after another. Too high: connections and fetch buffers."""
 
 RANGE_WAIT_MS = 20
 """Milliseconds a broker may hold a range read's fetch. The data is there; a longer wait would only make the next read
@@ -76,7 +77,7 @@ class EventLog:
         self._producers: dict[str | None, AIOKafkaProducer] = {}
         self._producer_lock = asyncio.Lock()
         self._idle: list[AIOKafkaConsumer] = []
-        self._slots = asyncio.Semaphore(READERS)
+        self._slots = Apart(lambda: asyncio.Semaphore(READERS))
         self._offsets: dict[bool, AIOKafkaConsumer] = {}
         self._offsets_lock = asyncio.Lock()
         self._first: OrderedDict[tuple[str, int, str], int] = OrderedDict()
@@ -359,7 +360,7 @@ class EventLog:
     @asynccontextmanager
     async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
         """A connection for one range read, from the pool; a reader that saw an error is not used again."""
-        async with self._slots:
+        async with self._slots.mine():
             consumer = self._idle.pop() if self._idle else None
             if consumer is None:
                 consumer = clients.consumer(self.config, fetch_max_wait_ms=RANGE_WAIT_MS)

@@ -26,6 +26,7 @@ import ray.exceptions
 
 from odradek.actors.controller.core import EVAL_LANE, Controller, Placement
 from odradek.actors.controller.identity import sampling_seed
+from odradek.actors.controller.letters import Letters
 from odradek.actors.controller.placement import Placer, host_of
 from odradek.actors.runtime.deployment import Deployment, actor_handle
 from odradek.actors.runtime.loop import LoopThread
@@ -34,7 +35,6 @@ from odradek.actors.session.ports import start_of
 from odradek.actors.session.runner import SessionSpec
 from odradek.streams import topics
 from odradek.streams.admin import existing
-from odradek.streams.dlq import DeadLetters, Why
 from odradek.streams.envelope import Event, Record, event_id
 from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.groups import GroupEvent, GroupOpened, LaneConfigured
@@ -54,6 +54,8 @@ TICK_S = 0.1
 STATUS_TIMEOUT_S = 10.0
 """Seconds a session actor may take to answer. Past it the host counts as away for this tick."""
 NAME = "controller"
+CLOSED = "its group was closed"
+"""Why a session is cancelled."""
 
 
 class ControllerActor:
@@ -67,6 +69,8 @@ class ControllerActor:
         self._inbox: asyncio.Queue[Record] = asyncio.Queue(maxsize=10_000)
         self._written: set[RecordRef] = set()
         self._statuses: dict[int, HostStatus] = {}
+        self._told: set[tuple[str, str]] = set()
+        """Session and boot id of its host: told that its group is closed."""
         self._ready = False
         self._loop = LoopThread(NAME)
         self._loop.main(self._run(), NAME)
@@ -99,7 +103,7 @@ class ControllerActor:
     async def _run(self) -> None:
         self._log = EventLog(self._deployment.kafka)
         await self._log.start()
-        self._letters = DeadLetters(self._log)
+        self._letters = Letters(self._log, self._core, NAME)
         lanes = [self._deployment.lane.lane, EVAL_LANE]
         outputs = [(topics.GROUPS.name, topics.GROUPS.partition_of(lane)) for lane in lanes]
         async with Stage(self._log, NAME, [*outputs, (topics.WEIGHTS_CURRENT.name, 0)]) as stage:
@@ -126,16 +130,18 @@ class ControllerActor:
         for topic, number in outputs:
             async for record in self._readable(topic, number, decided[number]):
                 body = record.event.body
-                self._core.apply_group(record.ref.offset, body)
+                self._core.apply_group(record.ref.offset, body, record.timestamp_ms)
                 if isinstance(body, GroupOpened) and body.policy == lane.policy:
                     oldest_open[body.group_id] = record.timestamp_ms
                     for name, offsets in [(topics.TASKS.name, body.tasks_low), *body.tenants_low.items()]:
                         known = low.get(name, [])
                         low[name] = [max(pair) for pair in zip_longest(known, offsets, fillvalue=0)]
         self._core.recovered()
+        self._core.endings.forget(int(time.time() * 1000))
         async for record in self._readable(topics.WEIGHTS_CURRENT.name, 0):
             self._core.on_current(record.event.body)
-        since = min((oldest_open[group] for group in self._core.groups), default=None)
+        waiting = {*self._core.groups, *(one.group.opened.group_id for one in self._core.endings)}
+        since = min((oldest_open[group] for group in waiting), default=None)
         return {
             topics.GROUPS.name: decided,
             **{name: _starts(name, low.get(name, [])) for name in await self._task_topics()},
@@ -152,7 +158,7 @@ class ControllerActor:
         return [topics.TASKS.name, *sorted(configured | there)]
 
     async def _rewards_start(self, since_ms: int | None) -> dict[int, int]:
-        """No verdict of an open group lies before the oldest open group's record."""
+        """No verdict of a session that is to end lies before the oldest record that opened the group of one."""
         if since_ms is None:
             return await self._log.stable_ends(topics.REWARDS.name)
         return await self._log.offsets_for_time(topics.REWARDS.name, datetime.fromtimestamp(since_ms / 1000, UTC))
@@ -172,7 +178,7 @@ class ControllerActor:
             try:
                 _ = record.event
             except UndecodableRecord as error:
-                await self._set_aside(record, error)
+                await self._letters.set_aside(record, error)
                 continue
             yield record
 
@@ -187,7 +193,7 @@ class ControllerActor:
         try:
             body = record.event.body
         except UndecodableRecord as error:
-            await self._set_aside(record, error)
+            await self._letters.set_aside(record, error)
             return
         match topics.declared(record.ref.topic).name:
             case topics.TASKS.name:
@@ -213,25 +219,18 @@ class ControllerActor:
             return  # a lane of others that shares the partition
         log.warning("a decision of somebody else at %s", record.ref)
         await self._stage.check_owner()
-        self._core.apply_group(record.ref.offset, record.event.body)
-
-    async def _set_aside(self, record: Record, error: UndecodableRecord) -> None:
-        """To the dead letters, once: a restarted controller reads the same record again."""
-        known = await self._letters.letters(NAME, settled=True)
-        if all(letter.origin != record.ref for letter in known):
-            await self._letters.put(NAME, record, Why.DECODE, str(error), 0)
+        self._core.apply_group(record.ref.offset, record.event.body, record.timestamp_ms)
 
     # -- the tick ----------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         while True:
             await self._drain()
+            await self._letters.take_released()
             await self._ask_hosts()
-            before = {group: list(state.members) for group, state in self._core.groups.items()}
             await self._decide()
+            await self._cancel()
             await self._hand_over()
-            closed = before.keys() - self._core.groups.keys()
-            await self._cancel({member for group in closed for member in before[group]})
             self._ready = True
 
     async def _drain(self) -> None:
@@ -259,7 +258,7 @@ class ControllerActor:
 
     async def _decide(self) -> None:
         active = sum(len(status.active) for status in self._statuses.values())
-        free = self._deployment.max_sessions - active if self._statuses else 0
+        free = self._core.room(self._deployment.max_sessions, active) if self._statuses else 0
         floor = await self._log.stable_ends(topics.SESSIONS.name) if self._core.may_open(free) else {}
         decisions = self._core.decide(int(time.time() * 1000), free, [floor[p] for p in sorted(floor)])
         changes = self._core.decide_weights()
@@ -279,7 +278,7 @@ class ControllerActor:
         await reach("controller.after_commit")
         for ref, decision in zip(refs, decisions, strict=False):
             self._written.add(ref)
-            self._core.apply_group(ref.offset, decision)
+            self._core.apply_group(ref.offset, decision, int(time.time() * 1000))
         for change in changes:
             self._core.on_current(change)
 
@@ -343,6 +342,7 @@ class ControllerActor:
             tenant=topics.tenant_of(opened.task.topic) or "default",
             correlation=opened.group_id,
             history_floor=floor,
+            cancelled=CLOSED if placement.closed else "",
         )
 
     async def _task(self, opened: GroupOpened) -> TaskPublished:
@@ -350,19 +350,26 @@ class ControllerActor:
         if task is None:
             body = (await self._log.read_ref(opened.task)).event.body
             assert isinstance(body, TaskPublished)
-            task = self._core.tasks[opened.group_id] = body
+            task = body
+            if opened.group_id in self._core.groups:
+                self._core.tasks[opened.group_id] = task
         return task
 
-    async def _cancel(self, members: set[str]) -> None:
-        """Members of groups just closed that still run somewhere: their work is no longer wanted."""
+    async def _cancel(self) -> None:
+        """Members of closed groups that run somewhere: their work is no longer wanted. Each host is told once; one that
+        was not reached is told in the next turn, and one that restarts is handed them to be ended."""
         for index, status in self._statuses.items():
-            for session in members.intersection(status.active):
-                cancel = CancelRequested(request_id=f"closed:{session}", reason="its group was closed")
+            for session in status.active:
+                if session not in self._core.endings or (session, status.boot_id) in self._told:
+                    continue
+                cancel = CancelRequested(request_id=f"closed:{session}", reason=CLOSED)
                 try:
                     async with asyncio.timeout(STATUS_TIMEOUT_S):
                         await self._hosts[index].post.remote(session, cancel)
+                    self._told.add((session, status.boot_id))
                 except (ray.exceptions.RayError, TimeoutError) as error:
                     log.warning("session %s was not told that its group is closed: %s", session, error)
+        self._told = {told for told in self._told if told[0] in self._core.endings}
 
 
 def within(budget: Budget, context: int) -> Budget:

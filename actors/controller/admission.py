@@ -1,7 +1,8 @@
 """Which waiting task is opened next, and whether now is the time. Pure.
 
-Tenants share by what they have under way (`Shares`); production is no tenant's task: it takes its slots before any of
-these is looked at.
+Tenants share by what they have under way (`Shares`). Production is no tenant's task: a person's session is handed
+to its host by whoever serves that person, whatever runs there, and rollouts get what it leaves
+(test_production_first.py).
 
 The staleness bound at admission: a group opened now joins the batch that comes after everything already under way.
 With o groups open, of which a share k is expected to be kept, m mixed groups sealed and not yet in a batch, and G

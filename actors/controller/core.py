@@ -4,7 +4,8 @@ Owns admission, sealing and the fold of weights.v1. It holds no state that the l
 its own earlier decisions, `on_*` feed what other topics say, `decide` returns what to append now, in one transaction.
 Time is handed in. What it promises:
 - a task record leads to at most one group; what a task topic says is `intake.py`'s, who is next `admission.py`'s;
-- every member of every open group is placed until it has a verdict;
+- every member of every open group is placed until it has a verdict, and every member that its group was closed without
+  until it has ended (`endings.py`);
 - only this fold writes weights.current.v1, so a training commit never undoes a pin or a roll-back.
 
 Guarantee 12 (tests/GUARANTEES.md): test_controller_core.py, test_reward_actor.py, test_session_runner.py,
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from odradek.actors.controller.admission import Backlog, Shares, TaskQueue, WaitingTask
+from odradek.actors.controller.endings import Endings
 from odradek.actors.controller.groups import GroupState, Verdict
 from odradek.actors.controller.identity import group_id, session_id
 from odradek.actors.controller.intake import Intake, tenant_of
@@ -52,12 +54,14 @@ EVAL_LANE = "eval-1"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A member that must be running somewhere. `fresh`: nothing of it can be on the log yet."""
+    """A member that must be running somewhere. `fresh`: nothing of it can be on the log yet. `closed`: its group is,
+    and all that is wanted of it is its end."""
 
     session_id: str
     group: GroupState
     attempt: int
     fresh: bool
+    closed: bool = False
 
 
 @dataclass(slots=True)
@@ -96,6 +100,7 @@ class Controller:
         self.groups: dict[str, GroupState] = {}
         self.tasks: dict[str, TaskPublished] = {}
         """By group id the task of an open group, where this process has seen it."""
+        self.endings = Endings()
         self.intake = Intake(lane.policy, max_attempts)
         self.backlog = Backlog(lane.groups_per_batch, lane.max_staleness)
         self.weights: dict[str, PolicyWeights] = {}
@@ -114,9 +119,9 @@ class Controller:
 
     # -- its own past ------------------------------------------------------------------------------------------
 
-    def apply_group(self, offset: int, event: GroupEvent) -> None:
-        """Fold one of its own decisions: just written, or read back at start-up. What does not count for the assembler
-        does not count here, nor does what another lane of the same partition holds."""
+    def apply_group(self, offset: int, event: GroupEvent, now_ms: int = 0) -> None:
+        """Fold one of its own decisions: just written, or read back at start-up, and when it was written. What does not
+        count for the assembler does not count here, nor does what another lane of the same partition holds."""
         if event.lane not in (self.lane.lane, EVAL_LANE) or not self._rule.accepts(event):
             return
         match event:
@@ -128,13 +133,13 @@ class Controller:
                 if event.group_id in self.groups:
                     self.groups[event.group_id].replace(event)
             case GroupSealed():
-                self._closed(event.group_id)
+                self._closed(event, now_ms)
                 if event.lane == self.lane.lane:
                     self.backlog.record_sealed(event.mixed)
                     if event.mixed:
                         self._sealed_after.append(offset)
             case GroupDiscarded():
-                self._closed(event.group_id)
+                self._closed(event, now_ms)
                 if event.task is not None:
                     self.intake.settled(event.task)
         self._count()
@@ -147,9 +152,11 @@ class Controller:
         self.intake.opened(event, served=served)
         self.opened_count += 1
 
-    def _closed(self, group: str) -> None:
-        self.groups.pop(group, None)
-        self.tasks.pop(group, None)
+    def _closed(self, event: GroupSealed | GroupDiscarded, now_ms: int) -> None:
+        group = self.groups.pop(event.group_id, None)
+        self.tasks.pop(event.group_id, None)
+        if group is not None:
+            self.endings.closed(group, event, now_ms)
 
     def _count(self) -> None:
         lane = self.lane.lane
@@ -164,6 +171,7 @@ class Controller:
 
     def on_verdict(self, ref: RecordRef, event: Verdict) -> None:
         """A record of rewards.v1 (assigned or ungraded)."""
+        self.endings.ended(event.session_id)
         if event.group_id in self.groups and event.session_id in self.groups[event.group_id].members:
             self.groups[event.group_id].record(ref, event)
 
@@ -207,6 +215,7 @@ class Controller:
 
     def decide(self, now_ms: int, free_slots: int, sessions_floor: Sequence[int]) -> list[GroupEvent]:
         """Everything to append to groups.v1 now. Fold the result with `apply_group` once it is committed."""
+        self.endings.forget(now_ms)
         decisions: list[GroupEvent] = self._refusals()
         for group in self.groups.values():
             if self.intake.cancelled(group.opened):
@@ -214,6 +223,11 @@ class Controller:
             else:
                 decisions.extend(group.decide(now_ms))
         return decisions + self._open(now_ms, free_slots, list(sessions_floor))
+
+    def room(self, limit: int, hosted: int) -> int:
+        """How many sessions may be opened. `hosted`: all that run on the hosts, people's included: those are admitted
+        by nobody, take their slots first, and leave the rest to rollouts."""
+        return limit - hosted
 
     def may_open(self, free_slots: int) -> bool:
         """Whether `decide` would open a group now: only then the caller needs to know where sessions.v1 ends."""
@@ -257,12 +271,14 @@ class Controller:
     def placements(self) -> list[Placement]:
         """Every member without a verdict, oldest group first. A member is fresh only the first time it is named
         by the controller that opened its group."""
-        return [
+        running = [
             Placement(member, group, attempt, member not in self._known_members)
             for group in self.groups.values()
             for attempt, member in enumerate(group.members)
             if member not in group.verdicts
         ]
+        ending = [Placement(one.session_id, one.group, one.attempt, False, closed=True) for one in self.endings]
+        return running + ending
 
     def placed(self, session: str) -> None:
         """The session was handed to an actor; from now on it may have a history."""

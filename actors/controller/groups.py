@@ -136,4 +136,5 @@ class GroupState:
             detail=detail[:DETAIL_CHARACTERS],
             task=self.opened.task,
             member_tokens=[v.sampled_tokens for v in finished],
+            unfinished=self.unfinished,
         )

@@ -120,9 +120,10 @@ class Intake:
         """Whether the group's task was cancelled by its own tenant."""
         return (tenant_of(group.task), group.task_id) in self._cancelled
 
-    def waits(self, ref: RecordRef) -> bool:
-        """Whether the record's task is still in the queue."""
-        return ref.offset in self._waiting.get((ref.topic, ref.partition), ())
+    def undecided(self, ref: RecordRef) -> bool:
+        """Whether the record's task waits for its group, or its refusal for being told."""
+        waiting = self._waiting.get((ref.topic, ref.partition), ())
+        return ref.offset in waiting or any(one.ref == ref for one in self.refused)
 
     def low(self, topic: str) -> list[int]:
         """By partition of a task topic: every record before this offset has been decided or was no task to decide."""

@@ -3,6 +3,9 @@
 Owns every live sandbox by session and epoch. A call of an older epoch than the newest seen is refused; opening under
 a newer epoch first ends the older one's sandbox and whatever still runs in it. Produces no events: it answers, and the
 session logs. Its death takes all sandboxes with it (the driver's rule); sessions then rebuild from the log.
+
+Production is never queued behind rollouts: not to have its sandbox made, not for a sandbox to live in, not to run a
+command, search or read a file (test_production_sandbox.py, test_production_first.py).
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from odradek.actors.tools.spec import ToolState
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams.events.sessions import WorkspaceDelta
 from odradek.streams.faults import reach
+from odradek.streams.priority import serving
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +126,9 @@ class EnvironmentActor:
     ) -> EnvironmentInfo:
         self._check_epoch(session_id, epoch)
         await self._end(session_id)
-        async with nullcontext() if start.production else self._opening:
-            sandbox = await self._factory.open(start, deltas, label=session_id)
+        with serving(start.production):
+            async with nullcontext() if start.production else self._opening:
+                sandbox = await self._factory.open(start, deltas, label=session_id)
         await reach("environment.box_opened")
         if self._epochs.get(session_id) != epoch:
             await sandbox.destroy()
@@ -141,13 +146,20 @@ class EnvironmentActor:
             raise SandboxGoneError(f"session {session_id}: no sandbox of epoch {epoch} on this host")
         began = time.monotonic()
         limits = Limits(command_seconds=tool_seconds, command_seconds_max=tool_seconds)
+        with serving(place.start.production):
+            outcomes = await self._outcomes(session_id, place, calls, limits)
+        await reach("environment.call_ran")
+        self._calls += len(calls)
+        self._busy_s += time.monotonic() - began
+        return outcomes
+
+    async def _outcomes(
+        self, session_id: str, place: _Place, calls: Sequence[Call], limits: Limits
+    ) -> list[CallOutcome]:
         async with place.lock:
             outcomes = list(await asyncio.gather(*(self._one(place, call, limits) for call in calls)))
             if len(calls) == 1 and (spec := TOOLS.get(calls[0].name)) is not None and spec.leaves_delta:
                 outcomes[0] = await self._with_delta(session_id, place, outcomes[0])
-        await reach("environment.call_ran")
-        self._calls += len(calls)
-        self._busy_s += time.monotonic() - began
         return outcomes
 
     async def _with_delta(self, session_id: str, place: _Place, outcome: CallOutcome) -> CallOutcome:
@@ -180,4 +192,5 @@ class EnvironmentActor:
     async def _end(self, session_id: str) -> None:
         place = self._places.pop(session_id, None)
         if place is not None:
-            await place.sandbox.destroy()
+            with serving(place.start.production):
+                await place.sandbox.destroy()

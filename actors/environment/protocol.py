@@ -80,6 +80,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lifetime_s: float = DEFAULT_LIFETIME_S
     labels: Mapping[str, str] = {}
     """Free names for `list` (session id, task id); written to the record before the sandbox is made."""
+    production: bool = False
+    """A person waits for it: where no place is left it takes that of a sandbox that nobody waits for."""
 
 
 class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

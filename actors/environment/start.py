@@ -128,6 +128,7 @@ class SandboxFactory:
                 limits=LIMITS,
                 lifetime_s=LIFETIME_S,
                 labels={"owner": label},
+                production=start.production,
             )
         )
         try:

@@ -5,7 +5,8 @@ in order of (priority, arrival).
 
 Promises, each a test:
 - Production before RL: requests are admitted and prefilled in order, and production that finds no seat or page takes
-  those of the youngest RL request. Nobody overtakes the first waiting request, so a long prompt can't starve.
+  those of the youngest RL request (test_production_first.py). Nobody overtakes the first waiting request, so a long
+  prompt can't starve.
 - Preemption by recomputation: when pages run out, the last request in order gives its pages back and waits again under
   its old place; its tokens stay, and sampling being a function of (seed, position), its continuation is the same.
 - Progress: the first running request in order is never preempted, and any single request fits the pool (`add` refuses

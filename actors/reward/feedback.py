@@ -32,6 +32,7 @@ from odradek.streams.events.rewards import RewardAssigned, RewardRevised
 from odradek.streams.events.sessions import SessionCompleted, SessionFailed
 from odradek.streams.events.tasks import FeedbackGiven
 from odradek.streams.log import EventLog
+from odradek.streams.priority import serving
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,11 @@ class FeedbackRewards:
         """Rewards written, for `status` and `watch`."""
 
     async def on_record(self, record: Record) -> None:
-        """One answer."""
+        """One answer, behind no grading of rollouts."""
+        with serving(True):
+            await self._on_answer(record)
+
+    async def _on_answer(self, record: Record) -> None:
         event: Event[FeedbackGiven] = record.event
         answer = event.body
         extent, conduct = await self._session(answer.session_id, event.meta.tenant)

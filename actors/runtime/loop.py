@@ -19,6 +19,7 @@ import ray
 import uvloop
 
 from odradek.streams.errors import ProducerFenced
+from odradek.streams.priority import ReservedThreads
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
+        self._loop.set_default_executor(ReservedThreads(thread_name_prefix=name))
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
         self._mains: list[Future[Any]] = []

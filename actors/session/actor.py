@@ -4,6 +4,9 @@ Owns: which sessions run here, and nothing that the log does not know. A session
 while it runs does nothing, after a crash it is folded from the log and resumed. A restarted actor has a new boot id,
 by which the controller sees that everything placed here must be placed again.
 
+A person's session is never refused or queued for what runs here already: rollouts are bounded where they are admitted
+(`controller/core.py`), and what production reads and writes has places of its own (test_production_first.py).
+
 Consumes: Ray calls (open, post, cancel). Produces: sessions.v1. Waits for: the engine, the environment and the log,
 each within the runner's deadlines. Never retried by Ray (`max_task_retries=0`).
 """
@@ -29,6 +32,7 @@ from odradek.actors.tools.redact import redact
 from odradek.actors.tools.registry import TOOLS
 from odradek.streams.events.sessions import CancelRequested, MessageReceived
 from odradek.streams.ownership import SessionRecord
+from odradek.streams.priority import serving
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +100,8 @@ class SessionActor:
     async def _open(self, specs: list[SessionSpec]) -> None:
         taken = [spec for spec in specs if spec.session_id not in self._tasks]
         floors = {spec.session_id: spec.history_floor for spec in taken if spec.history_floor is not None}
-        histories = asyncio.create_task(self._journal.read_many(floors)) if floors else None
+        with serving(all(_of_production(spec) for spec in taken)):
+            histories = asyncio.create_task(self._journal.read_many(floors)) if floors else None
         for spec in taken:
             runner = SessionRunner(
                 spec,
@@ -115,7 +120,8 @@ class SessionActor:
         try:
             history = (await asyncio.shield(histories)).get(session_id, []) if histories is not None else []
             self._tracing.restore(session_id, history)
-            await runner.run(history)
+            with serving(_of_production(runner.spec)):
+                await runner.run(history)
         except Exception:
             log.exception("session %s: unexpected error; its actor is restarted by the next placement", session_id)
         finally:
@@ -127,7 +133,8 @@ class SessionActor:
         runner = self._runners.get(session_id)
         if runner is None:
             return False
-        await runner.post(body)
+        with serving(_of_production(runner.spec)):
+            await runner.post(body)
         return True
 
     async def _status(self) -> HostStatus:
@@ -135,3 +142,7 @@ class SessionActor:
         waits = [(now - r.waiting_for.since, f"{sid}: {r.waiting_for.what}") for sid, r in self._runners.items()]
         oldest = max(waits, default=(0.0, ""))
         return HostStatus(self._boot_id, list(self._tasks), oldest[0], oldest[1], self._finished)
+
+
+def _of_production(spec: SessionSpec) -> bool:
+    return spec.origin == "production"

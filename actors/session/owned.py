@@ -6,6 +6,7 @@ Guarantees (each has a test of its name):
 - `confirm`: what it has said before is known to count, so that an effect which nobody can undo is had once;
 - durable first, folded second: the state never runs ahead of the log;
 - an event's id follows from its step, so that the same step of two owners counts once;
+- of a session that is only handed over to be ended (`SessionSpec.cancelled`) nothing is sampled or run any more;
 - a fork's history is its parent's up to the turn it branches off at, logged again before anything else happens; an
   owner that dies in the middle of that leaves the rest to the next one.
 """
@@ -61,6 +62,8 @@ class SessionSpec:
     correlation: str = ""
     traceparent: str = ""
     history_floor: int | None = None
+    cancelled: str = ""
+    """Why all that is wanted of the session is its end; empty where it is to be run."""
 
     @property
     def session_id(self) -> str:
@@ -112,6 +115,8 @@ class OwnedSession:
         if self.state.end is None:
             await self._inherit()
             await self._ask()
+        if self.spec.cancelled and self.state.end is None and self.state.cancel is None:
+            await self.post(CancelRequested(request_id=f"closed:{self.spec.session_id}", reason=self.spec.cancelled))
 
     async def post(self, body: MessageReceived | CancelRequested) -> None:
         """An input from outside: appended without epoch, folded, and seen at the next decision."""

@@ -1,4 +1,5 @@
-"""Owner of the helper process (`helper_worker.py`): one a Python process, started when first needed.
+"""Owner of the helper processes (`helper_worker.py`): one a Python process, and one for production
+(`streams/priority.py`), each started when first needed.
 
 Each request has a deadline twice over: the helper's own CPU alarm, and the wall clock here, many times longer, for a
 host so loaded that CPU time hardly passes. Either way the helper is gone, the caller gets `HelperLost`, and the next
@@ -13,9 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
+
+from odradek.streams.priority import Apart, ReservedThreads
 
 WALL_FACTOR = 10.0
 """Wall seconds waited for each CPU second allowed. Too low: a busy host fails honest searches; too high: waits long."""
@@ -111,10 +113,10 @@ def _read(pipe: IO[bytes], size: int, deadline: float) -> bytes:
     return b"".join(pieces)
 
 
-_SHARED = Helper()
-_QUEUE = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tools-helper")
+_HELPERS = Apart(Helper)
+_QUEUE = ReservedThreads(1, "tools-helper")
 
 
 async def call_helper(kind: str, arguments: tuple[Any, ...], cpu_seconds: float) -> tuple[Any, float]:
-    """The shared helper, without blocking the loop; calls wait in its own thread's queue, not in the loop's pool."""
-    return await asyncio.get_running_loop().run_in_executor(_QUEUE, _SHARED.call, kind, arguments, cpu_seconds)
+    """A helper, without blocking the loop; calls wait in its own thread's queue, not in the loop's pool."""
+    return await asyncio.get_running_loop().run_in_executor(_QUEUE, _HELPERS.mine().call, kind, arguments, cpu_seconds)

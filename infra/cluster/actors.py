@@ -21,6 +21,9 @@ from odradek.infra.telemetry import TELEMETRY
 
 START_DEADLINE_S = 120.0
 """Seconds for one actor to come up (importing torch takes 5 on an idle core, far more while others start)."""
+CALLS = 1000
+"""Calls that an actor takes at once beside those of rollouts. Too low: people's sessions wait until rollouts' calls end;
+too high: nothing, each is one small object."""
 STOP_DEADLINE_S = 20.0
 """Seconds for the actors to go away."""
 
@@ -133,6 +136,11 @@ def start(deployment: Deployment, progress: Progress = lambda _text: None) -> di
     return handles
 
 
+def calls_at_once(deployment: Deployment) -> int:
+    """More than rollouts can make: each has one call under way at an actor, and may have one that it gave up."""
+    return CALLS + 2 * deployment.max_sessions
+
+
 def _get_or_create(deployment: Deployment, name: str, make: Callable[[Deployment, str], Any]) -> Any:
     try:
         return ray.get_actor(name, namespace=deployment.namespace)
@@ -145,7 +153,7 @@ def _get_or_create(deployment: Deployment, name: str, make: Callable[[Deployment
             "num_cpus": 0,
             "max_restarts": -1,
             "max_task_retries": 0,
-            "max_concurrency": 1000,
+            "max_concurrency": calls_at_once(deployment),
         }
         return ray.remote(kind).options(**options).remote(*arguments)
 

@@ -119,6 +119,8 @@ class GroupDiscarded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     task: RecordRef | None = None
     member_tokens: list[int] = []
     """Sampled tokens of the members that had finished: the length distribution of what was dropped."""
+    unfinished: list[str] = []
+    """Members without a verdict then: their sessions are still to end."""
 
 
 GroupEvent = LaneConfigured | GroupOpened | MemberReplaced | GroupSealed | GroupDiscarded

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from odradek.actors.controller.core import EVAL_LANE, Controller
+from odradek.actors.controller.endings import REMEMBERED_MS
 from odradek.actors.controller.groups import MAX_REPLACEMENTS
 from odradek.actors.controller.placement import LOST_AFTER_S, Placer, host_of
 from odradek.streams.codec import encode
@@ -209,6 +210,39 @@ def test_a_group_past_its_deadline_is_sealed_without_the_missing_or_discarded() 
     decided = {e.group_id: e for e in world.tick(late) if isinstance(e, GroupSealed | GroupDiscarded)}
     assert isinstance(decided[first.group_id], GroupSealed)
     assert isinstance(decided[second.group_id], GroupDiscarded)
+
+
+def test_whoever_a_group_was_closed_without_is_placed_to_be_ended_until_its_verdict() -> None:
+    """Sealed at the deadline or discarded, by this controller or by its predecessor."""
+    world = World()
+    world.core.on_weights(published(0))
+    for name, fields in (("a", {"purpose": "eval"}), ("b", {})):
+        world.publish(task(name, **fields))
+    sealed, discarded = (event for event in world.tick() if isinstance(event, GroupOpened))
+    world.reward(sealed, sealed.sessions[0])
+    assert not any(one.closed for one in world.core.placements())
+    closed = world.tick(max(sealed.deadline_ms, discarded.deadline_ms))
+    assert [type(event) for event in closed] == [GroupSealed, GroupDiscarded]
+    left = [sealed.sessions[1], *discarded.sessions]
+    for core in (world.core, World(world.log).core):
+        assert [(one.session_id, one.closed, one.fresh) for one in core.placements()] == [
+            (session, True, False) for session in left
+        ]
+    for number, session in enumerate(left):
+        world.reward(discarded, session)
+        assert [one.session_id for one in world.core.placements()] == left[number + 1 :], "it has ended"
+
+
+def test_a_session_that_nobody_could_end_for_a_week_is_forgotten() -> None:
+    world = World()
+    (group,) = world.opened("a")
+    world.publish(TaskCancelled(task_id="a"))
+    world.tick()
+    assert len(world.core.placements()) == len(group.sessions)
+    world.tick(REMEMBERED_MS - 1)
+    assert len(world.core.placements()) == len(group.sessions)
+    world.tick(REMEMBERED_MS)
+    assert world.core.placements() == []
 
 
 def test_a_cancelled_task_is_taken_out_or_its_group_discarded() -> None:

@@ -15,7 +15,13 @@ def test_a_sandbox_above_its_part_goes_whatever_is_free() -> None:
 
 def test_on_a_full_disk_the_largest_goes_and_only_it() -> None:
     going = to_evict(CONFIG, 100 * MB, {"a": 300 * MB, "b": 900 * MB})
-    assert list(going) == ["b"] and "900 MB, the most of all" in going["b"]
+    assert list(going) == ["b"] and "900 MB, the most that could go" in going["b"]
+
+
+def test_on_a_full_disk_a_person_keeps_what_they_have_while_a_rollout_is_large() -> None:
+    held = {"person": 900 * MB, "rollout": 300 * MB, "small": 1 * MB}
+    assert list(to_evict(CONFIG, 100 * MB, held, "person".__eq__)) == ["rollout"]
+    assert list(to_evict(CONFIG, 100 * MB, {"person": 900 * MB, "small": 1 * MB}, "person".__eq__)) == ["person"]
 
 
 def test_small_sandboxes_never_pay_for_a_disk_that_others_fill() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.owners_world import DEPLOY, EXTERNAL, Owners, Shared
 from support.session_world import (
@@ -22,6 +24,7 @@ from odradek.actors.session.ports import Call
 from odradek.actors.session.runner import UNCERTAIN, SessionRunner
 from odradek.actors.session.state import SessionFold
 from odradek.streams.events.sessions import (
+    CancelRequested,
     MessageReceived,
     SessionCompleted,
     SessionEvent,
@@ -169,3 +172,27 @@ async def test_what_an_owner_has_said_is_known_to_count_once_it_is_confirmed() -
     await one.post(MessageReceived(message_id="late", text="x"))
     with pytest.raises(SuperfluousOwner):
         await one.confirm()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_of_a_session_that_is_only_handed_over_to_be_ended_nothing_is_sampled_or_run_any_more(
+    begun: bool,
+) -> None:
+    """Whatever there is of it, it ends with the reason; handed over once more, it is left alone."""
+    journal, environment = MemoryJournal(), FolderEnvironment()
+    given = spec(FILES, floor=0)
+    if begun:
+        journal.fail_after = 4  # its host dies in the middle
+        with pytest.raises(Killed):
+            await runner(journal, ScriptedModel([turn(T, READ), DONE]), environment, given).run()
+        journal.fail_after = None
+    before, ran = len(journal.records), list(environment.runs)
+    model = ScriptedModel([DONE])
+    for _ in range(2):
+        ending = runner(journal, model, environment, replace(given, cancelled="its group was closed"))
+        await ending.run(journal.history("s"))
+    story = [body for *_, body in accepted(journal.history("s"))]
+    assert isinstance(story[-1], SessionCompleted) and story[-1].reason == "cancelled"
+    assert [body.reason for body in story if isinstance(body, CancelRequested)] == ["its group was closed"]
+    assert model.asked == [] and environment.runs == ran
+    assert len(journal.records) - before == (3 if begun else 4)

@@ -3,7 +3,8 @@
 All sandboxes of a driver share one disk with each other and, on one machine, with the log. An rlimit bounds a file, not
 a tree, and nothing an unprivileged driver has bounds a tree. So the free space is looked at often, which costs a
 microsecond, and whenever it has shrunk the trees are measured: a sandbox that holds more than a sandbox may is ended,
-and if the disk is nearly full the one that holds most is. Whoever waits for it gets `SandboxGoneError` with the reason.
+and if the disk is nearly full the one that holds most is, one of production only where no other is large. Whoever waits
+for it gets `SandboxGoneError` with the reason.
 
 Not seen: files that were removed and are still open. Each is at most as large as the rlimit allows, and they go with
 the command. A sandbox whose tree is small is never ended for them.
@@ -33,22 +34,27 @@ Evict = Callable[[str, str], Awaitable[None]]
 """End a sandbox (id, reason)."""
 
 
-def to_evict(config: NsConfig, free: int, held: Mapping[str, int]) -> dict[str, str]:
+def to_evict(
+    config: NsConfig, free: int, held: Mapping[str, int], of_production: Callable[[str], bool] = lambda _: False
+) -> dict[str, str]:
     """Which sandboxes must go, with the reason. Pure."""
     going = {
         name: f"its files take {size >> 20} MB, at most {config.max_disk_bytes >> 20} MB are allowed"
         for name, size in held.items()
         if size > config.max_disk_bytes
     }
-    largest = max(held, key=lambda name: held[name], default=None)
-    if not going and largest is not None and free < config.min_free_disk_bytes and held[largest] > STEP_BYTES:
+    large = [name for name in held if held[name] > STEP_BYTES]
+    largest = max(large, key=lambda name: (not of_production(name), held[name]), default=None)
+    if not going and largest is not None and free < config.min_free_disk_bytes:
         going[largest] = (
-            f"its files took {held[largest] >> 20} MB, the most of all, when the host's disk was nearly full"
+            f"its files took {held[largest] >> 20} MB, the most that could go, when the host's disk was nearly full"
         )
     return going
 
 
-async def guard(config: NsConfig, state_fd: int, measure: Measure, evict: Evict) -> None:
+async def guard(
+    config: NsConfig, state_fd: int, measure: Measure, evict: Evict, of_production: Callable[[str], bool]
+) -> None:
     """Runs for a driver's life."""
     measured_at = free_bytes(state_fd)
     while True:
@@ -59,7 +65,7 @@ async def guard(config: NsConfig, state_fd: int, measure: Measure, evict: Evict)
             continue
         measured_at = free
         try:
-            for name, why in to_evict(config, free, await measure()).items():
+            for name, why in to_evict(config, free, await measure(), of_production).items():
                 log.warning("sandbox %s is ended: %s", name, why)
                 await evict(name, why)
         except (OSError, SandboxError):

@@ -6,6 +6,10 @@ this process (see `zygote.py`); what a dead driver left below the same state dir
 As root, sandboxes run as `SANDBOX_UID` and cgroup limits are used where the host offers them; otherwise all of it runs
 as the calling user. Nothing is silently weakened: what this host can't hold is refused by `limits.plan`.
 
+Production first: a sandbox that a person waits for takes the place of the youngest one that nobody waits for, where no
+place is left, and its files are read and written by threads of its own (test_production_sandbox.py). Whoever used the
+one that went gets `SandboxGoneError` with the reason, and rebuilds it from the log once there is room.
+
 Waits for: the zygote's replies and an init's `ready`, each until the call's deadline.
 """
 
@@ -14,13 +18,13 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from odradek.actors.environment.errors import (
+    SandboxAdmissionError,
     SandboxInfraError,
     SandboxNotFoundError,
     SandboxSpecError,
@@ -45,11 +49,13 @@ from odradek.actors.environment.protocol import (
     SandboxSpec,
 )
 from odradek.sandbox_images.store import ImageStore, store_owner
+from odradek.streams.priority import ReservedThreads
 
 T = TypeVar("T")
 
 FILE_THREADS = 4
-"""Threads for file work. Too low: a large diff delays every read; too high: they fight for the interpreter."""
+"""Threads for file work; production has as many again. Too low: a large diff delays every read; too high: they fight for
+the interpreter."""
 
 
 class _Counters:
@@ -90,7 +96,7 @@ class NsDriver:
         self._started = True
         owner = store_owner()
         become = partial(linux.set_fs_user, owner) if os.geteuid() == 0 else None
-        self._threads = ThreadPoolExecutor(FILE_THREADS, "sandbox-files", initializer=become)
+        self._threads = ReservedThreads(FILE_THREADS, "sandbox-files", initializer=become)
         place = await asyncio.to_thread(preflight.find_cgroups)
         self._counters.reaped = await asyncio.to_thread(reap_dead, self._state_dir)
         self._instance = open_instance(self._state_dir, owner)
@@ -105,7 +111,8 @@ class NsDriver:
             self._zygote = await ZygoteHost.start(
                 self._instance, str(self.images.layers_dir.absolute()), owner, paths, self._on_gone, self._on_zygote_end
             )
-            self._guard = asyncio.create_task(disk.guard(self._config, self._instance.fd, self._held, self._evict))
+            guard = disk.guard(self._config, self._instance.fd, self._held, self._evict, self._of_production)
+            self._guard = asyncio.create_task(guard)
         except BaseException:
             await self.close()
             raise
@@ -283,6 +290,9 @@ class NsDriver:
         self._counters.destroyed += 1
         await self._end(sandbox)
 
+    def _of_production(self, sandbox_id: str) -> bool:
+        return sandbox_id in self._sandboxes and self._sandboxes[sandbox_id].spec.production
+
     async def _held(self) -> dict[str, int]:
         """Bytes that each live sandbox's files take; one that is just being made or ended is left out."""
 
@@ -327,7 +337,7 @@ class NsDriver:
         check_spec(spec)
         limits = plan(spec.limits, self._cgroups is not None, turn=self._counters.created)
         layers = self._layers.of(spec)
-        admit(self._config, len(self._sandboxes), self._instance.fd)
+        makes_way = self._admit(spec)
         sandbox_id = f"sb-{secrets.token_hex(8)}"
         record = Record(sandbox_id, dict(spec.labels), time.time(), spec.lifetime_s)
         stack = Stack(
@@ -344,6 +354,9 @@ class NsDriver:
         self._plans[sandbox_id] = limits
         self._sandboxes[sandbox_id] = sandbox
         try:
+            if makes_way is not None:
+                await self._evict(makes_way.sandbox_id, "its place was needed for a sandbox of production")
+                admit(self._config, len(self._sandboxes) - 1, self._instance.fd)  # disk or memory may still be short
             await self.in_file_thread(lambda: self._prepare(record, stack))
             if self._cgroups is not None and limits.cgroup:
                 await asyncio.to_thread(cgroup.make_group, self._cgroups, sandbox_id, limits.cgroup)
@@ -354,7 +367,20 @@ class NsDriver:
                 raise SandboxInfraError(f"sandbox {sandbox_id} could not be made: {error}") from error
             raise
         self._counters.created += 1
+        sandbox.made = True
         return sandbox
+
+    def _admit(self, spec: SandboxSpec) -> NsSandbox | None:
+        """Raise unless one more sandbox fits, or will once the returned one is gone. From here to its eviction nothing
+        may be awaited: its place would be taken by others."""
+        try:
+            admit(self._config, len(self._sandboxes), self._instance.fd)
+        except SandboxAdmissionError:
+            rollouts = [one for one in self._sandboxes.values() if one.made and not one.spec.production]
+            if not spec.production or not rollouts:
+                raise
+            return rollouts[-1]
+        return None
 
     def _prepare(self, record: Record, stack: Stack) -> None:
         self._instance.write_record(record)  # intent first

@@ -58,6 +58,8 @@ class NsSandbox:
         self._spec = spec
         self.stack = stack
         self.record = record
+        self.made = False
+        """Whether the driver is done with making it."""
         self.pid = 0
         self.init_name = ""
         """The zygote's name for the present init; a restacked sandbox has had several."""
