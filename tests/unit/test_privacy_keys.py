@@ -270,6 +270,28 @@ def test_a_kms_that_refuses_is_told_from_one_that_is_busy(
     assert not store.folder.exists(), "no half-made key"
 
 
+def test_nothing_of_a_key_stands_in_what_is_encrypted_under_it() -> None:
+    """Its id does, to tell keys apart; it is derived, and no part of the key."""
+    secret = os.urandom(KEY_BYTES)
+    one, other = SubjectKey("ann", secret), SubjectKey("ann", secret[:-1] + bytes([secret[-1] ^ 1]))
+    assert one.id != other.id
+    box = one.encrypt(b"hello", PLACE)
+    for part in (secret, one.leaf):
+        assert not any(part[at : at + 4] in box for at in range(len(part) - 3))
+
+
+def test_a_destroyed_key_is_overwritten_wherever_the_folder_kept_it(store: KeyFiles, tmp_path: Path) -> None:
+    """Its file, and what a process left that died while it made one; a second name of the same file shows what was in
+    the place."""
+    store.obtain("ann")
+    (store.folder / "ann.key.0123456789abcdef.new").write_bytes(os.urandom(KEY_BYTES))
+    for number, path in enumerate(sorted(store.folder.iterdir())):
+        os.link(path, tmp_path / f"kept{number}")
+    store.destroy("ann", "asked")
+    assert [path.name for path in store.folder.iterdir()] == ["ann.erased"]
+    assert [(tmp_path / f"kept{number}").read_bytes() for number in range(2)] == [bytes(KEY_BYTES)] * 2
+
+
 def test_a_subject_key_shows_nothing_of_itself() -> None:
     secret = os.urandom(KEY_BYTES)
     shown = repr(SubjectKey("ann", secret))
