@@ -86,6 +86,7 @@ class ControllerActor:
             "fault": self._loop.stood_down,
             "open_groups": core.backlog.open_groups,
             "waiting_tasks": len(core.queue),
+            "ending": len(list(core.endings)),
             "tenants": core.shares().sessions,
             "expected_staleness": core.backlog.expected_staleness,
             "keep_rate": core.backlog.keep_rate,
@@ -310,6 +311,8 @@ class ControllerActor:
             for spec in specs:
                 self._core.placed(spec.session_id)
                 self._placer.handed_over(spec.session_id, boots[host], now)
+                if spec.cancelled:
+                    self._told.add((spec.session_id, boots[host]))
 
     async def _spec(self, placement: Placement) -> SessionSpec:
         opened = placement.group.opened

@@ -11,7 +11,9 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +22,10 @@ from odradek.streams import faults
 from odradek.streams.config import KafkaConfig
 from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.log import EventLog
+from support.waiting import lasting
+
+TELL_S = 0.1
+"""Seconds between two looks at an actor's state."""
 
 
 async def assembler(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str, Any]) -> None:
@@ -41,32 +47,61 @@ async def trainer(kafka: KafkaConfig, lane: LaneConfigured, given: dict[str, Any
 
 
 async def controller(kafka: KafkaConfig, lane: LaneConfigured, given: dict[str, Any]) -> None:
-    """The real controller. Its only session host does not answer, so it places nothing and decides from the log."""
-    import ray.exceptions
-
+    """The real controller. Its only session host does not answer, so it places nothing and decides from the log; or,
+    given a file as `down`, it is a real one that is gone while that file is there, and whose engine never answers."""
     from odradek.actors.controller import actor
     from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
+    from support.session_world import TOKENIZER
 
-    class Away:
-        status: Any
-
-        @staticmethod
-        async def remote() -> None:
-            raise ray.exceptions.RayActorError
-
-    Away.status = Away
-    actor.actor_handle = lambda _name, _namespace: Away  # type: ignore[attr-defined]
     deployment = Deployment(
         kafka=kafka,
         lane=lane,
-        store=ObjectStoreAddress(endpoint="", bucket="none"),
+        store=ObjectStoreAddress(endpoint="http://127.0.0.1:1", bucket="none"),
         data_dir="",
-        tokenizer_file="",
+        tokenizer_file=str(TOKENIZER),
         warm_start_dir="",
         session_actors=1,
         tenants=tuple(given.get("tenants", ())),
     )
+    host = SessionHost(deployment, Path(given["down"]) if "down" in given else None)
+    actor.actor_handle = lambda _name, _namespace: host  # type: ignore[attr-defined]
     await telling(actor.ControllerActor(deployment))
+
+
+class Handle:
+    """What callers have of an actor."""
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=partial(self.ask, name))
+
+    async def ask(self, _name: str, *_arguments: Any) -> Any:
+        """Never answers."""
+        await asyncio.Event().wait()
+
+
+class SessionHost(Handle):
+    """The real session actor behind its handle. Without a `down`, or while it exists, its process is gone, with
+    whatever ran in it."""
+
+    def __init__(self, deployment: Any, down: Path | None) -> None:
+        self._deployment, self._down = deployment, down
+        self._actor: Any = None
+
+    async def ask(self, name: str, *arguments: Any) -> Any:
+        """Of the process that there is, or of a new one."""
+        import ray.exceptions
+
+        from odradek.actors.session import actor
+
+        if self._down is None or self._down.exists():
+            if self._actor is not None:
+                gone, self._actor = self._actor, None
+                await asyncio.to_thread(gone._loop.stop)
+            raise ray.exceptions.RayActorError
+        if self._actor is None:
+            actor.actor_handle = lambda _name, _namespace: Handle()  # type: ignore[attr-defined]
+            self._actor = await asyncio.to_thread(actor.SessionActor, self._deployment, "session-0")
+        return await getattr(self._actor, name)(*arguments)
 
 
 async def assembler_actor(kafka: KafkaConfig, lane: LaneConfigured, _given: dict[str, Any]) -> None:
@@ -100,7 +135,7 @@ async def telling(actor: Any) -> None:
         if state != before:
             print(json.dumps(state), flush=True)
             before = state
-        await asyncio.sleep(0.1)
+        await lasting(TELL_S)
 
 
 def main() -> None:
