@@ -1,6 +1,4 @@
-"""Fixtures for the whole tree: real services, started once a session on first use."""
-
-import signal
+"""Fixtures for the whole tree: real services, started once a session on first use, and stopped however it ends."""
 
 from odradek.infra.stack.testing import (
     kafka_bootstrap,
@@ -9,10 +7,10 @@ from odradek.infra.stack.testing import (
     s3_config,
     s3_endpoint,
     s3_prefix,
+    stop_as_on_interrupt,
     topic_prefix,
 )
 
 __all__ = ["kafka_bootstrap", "ray_address", "s3_access", "s3_config", "s3_endpoint", "s3_prefix", "topic_prefix"]
 
-# A shell that runs tests in the background ignores SIGINT for them, and every command they start would inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+stop_as_on_interrupt()

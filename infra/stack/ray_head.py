@@ -13,10 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -173,10 +175,14 @@ def connect(address: str, timeout_s: float = 30.0, namespace: str = "odradek") -
     if address.startswith(f"{LOOPBACK}:"):
         ray_constants.ENABLE_RAY_CLUSTER = False  # for a process that imported ray before the variable was set
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
+    meant = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, namespace=namespace, **quiet)
     except ConnectionError as error:
         raise Unreachable(f"ray: {address} takes no driver in ({error}); odradek status says more") from error
+    finally:
+        if callable(meant) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, meant)  # Ray takes it for itself, and exits with 15
     return ray
 
 

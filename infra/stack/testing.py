@@ -4,6 +4,9 @@
 `ODRADEK_TEST_KAFKA=host:port`, `ODRADEK_TEST_S3` (JSON: endpoint, access_key, secret_key, bucket, region) or
 `ODRADEK_TEST_RAY=host:port`; then that one is not started. Tests share the services, so each takes a prefix of its own:
 `topic_prefix`, `s3_prefix`.
+
+Nothing is left: an interrupted session stops what it started (`stop_as_on_interrupt`), and what a killed one could not
+stop, the next one stops before it starts anything.
 """
 
 from __future__ import annotations
@@ -11,34 +14,82 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from odradek.infra.config.services import reap_sandboxes
+from odradek.infra.errors import UsageError
 from odradek.infra.stack.component import Component
 from odradek.infra.stack.kafka import Kafka
 from odradek.infra.stack.ray_head import LOOPBACK_ENV, RayHead
 from odradek.infra.stack.s3 import S3Access, S3Keys
 from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import Stack
+from odradek.infra.stack.state import owned
 
 KAFKA_VARIABLE = "ODRADEK_TEST_KAFKA"
 S3_VARIABLE = "ODRADEK_TEST_S3"
 RAY_VARIABLE = "ODRADEK_TEST_RAY"
 
 
+PREFIX = "odrt-"
+"""How folders of `scratch` begin, in the temporary folder. Short: socket paths are limited to 107 characters."""
+
+
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A short temporary folder (socket paths are limited to 107 characters), removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="odr-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """A short temporary folder, removed at the end with whatever lies in it. Before, what sessions that were killed
+    left in theirs is ended and removed."""
+    end_abandoned()
+    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
+    with owned(hidden, "a test session"):
+        folder = hidden.rename(hidden.with_name(hidden.name[1:]))  # seen by others only once it is owned
+        data = folder / "d"
+        data.mkdir()
+        try:
+            yield data
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_abandoned() -> list[Path]:
+    """End and remove what lies in folders whose session is gone, as `down` does for a data folder; returns them."""
+    found = []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(owned(folder, "the end of a killed test session"))
+            except (UsageError, OSError):  # it lives, or is somebody else's
+                continue
+            for state in [*folder.glob("d/state.json"), *folder.glob("d/*/state.json")]:
+                data = state.parent
+                parts = (Kafka(data), Seaweed(data), RayHead(data))
+                Stack(data, parts, reap=lambda data=data: reap_sandboxes(data)).down()  # type: ignore[misc]
+            shutil.rmtree(folder, ignore_errors=True)
+            found.append(folder)
+    return found
+
+
+def stop_as_on_interrupt() -> None:
+    """SIGTERM and SIGHUP end this process in order, as Ctrl-C does, also where a shell that started it in the
+    background ignores SIGINT. Once: whoever ends a group of processes often sends twice. SIGHUP stays ignored under
+    `nohup`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def stop(_number: int, _frame: object) -> None:
+        for number in numbers:
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which commands started from here would inherit
+        signal.raise_signal(signal.SIGINT)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    for number in numbers:
+        signal.signal(number, stop)
 
 
 @contextmanager

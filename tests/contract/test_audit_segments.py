@@ -9,6 +9,7 @@ is no change; all others must be found at exactly the first record that differs,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from collections import Counter
@@ -92,13 +93,11 @@ class Disk:
 
     async def _groups(self, stage: Stage, lane: str, number: int) -> None:
         groups = [GroupDiscarded(group_id=f"g{number}.{part}", lane=lane, reason="refused") for part in range(5)]
-        try:
+        with contextlib.suppress(KeyError):
             async with stage.transaction() as transaction:
                 await transaction.append_many([("groups.v1", lane, an_event(group)) for group in groups])
                 if number == 1:
                     raise KeyError  # aborted: on the disk, and not for readers
-        except KeyError:
-            pass
 
     async def seen(self) -> dict[Place, Seen]:
         """What a reader gets of every partition."""

@@ -235,7 +235,9 @@ def test_configured_services_are_used_and_nothing_is_embedded_for_them(
 
 def test_ray_stays_on_loopback_and_runs_actors(ray_address: str) -> None:
     """Ray would listen on every interface by itself; anyone who reaches it can run code."""
+    meant = signal.getsignal(signal.SIGTERM)
     ray = connect(ray_address)
+    assert signal.getsignal(signal.SIGTERM) is meant, "what a polite end does is this process's affair"
     try:
 
         @ray.remote

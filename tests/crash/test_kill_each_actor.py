@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import lasting
 
 from odradek.infra.cluster.session import Running, deployment_up
 from odradek.infra.config.load import load
 from odradek.infra.demo.run import Demo, DemoOutcome, DemoSettings
 from odradek.infra.observe.fold import RunFold
+from odradek.infra.stack.testing import scratch
 from odradek.streams import topics
 from odradek.streams.errors import DecodeError
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
@@ -33,6 +35,8 @@ pytestmark = [pytest.mark.contract, pytest.mark.timeout(900)]
 
 VICTIMS = ["controller", "trainer", "inference-0", "session-0", "environment-0", "assembler", "reward-0"]
 SETTINGS = DemoSettings(train_seconds=75.0, new_combinations=6, unseen_identifiers=2, unseen_templates=2)
+BEFORE_S, BETWEEN_S = 8.0, 7.0
+"""Seconds of undisturbed training before the first kill, and between two: seven fit into the window."""
 FLAGS = ["lane.groups_per_batch=3", "session.max_in_flight=48"]
 
 
@@ -47,12 +51,12 @@ async def kill_all(running: Running, seed: int) -> list[str]:
     order = list(VICTIMS)
     random.Random(seed).shuffle(order)
     killed = []
-    await asyncio.sleep(8.0)
+    await lasting(BEFORE_S)
     for name in order:
         pid = await asyncio.to_thread(pid_of, running, name)
         os.kill(pid, signal.SIGKILL)
         killed.append(name)
-        await asyncio.sleep(7.0)
+        await lasting(BETWEEN_S)
     return killed
 
 
@@ -108,10 +112,11 @@ class Result:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Result]:
+def result() -> Iterator[Result]:
     seed = int(os.environ.get("ODRADEK_CRASH_SEED", "7"))
     print(f"crash seed {seed}: rerun with ODRADEK_CRASH_SEED={seed}")
-    yield Result(tmp_path_factory.mktemp("crash") / "d", seed)
+    with scratch() as data:
+        yield Result(data, seed)
 
 
 def test_every_kind_of_actor_was_killed_and_the_job_finished(result: Result) -> None:

@@ -22,6 +22,7 @@ from support.crash.planted import Which, caught, read
 from support.crash.world import World
 from support.lane_world import LaneWorld, stopped, until
 from support.small_log import SmallLog
+from support.waiting import eventually
 
 from odradek.actors.environment.actor import EnvironmentActor
 from odradek.actors.environment.ns.sandbox import NsSandbox
@@ -360,13 +361,15 @@ async def test_a_fault_of_ours_that_is_scored_zero_is_caught(
         await small.session(f"{name}.failed", group=name, damage="failed", task=task)
         await small.session(f"{name}.unable", group=name, task=unable)
         actor = await asyncio.to_thread(RewardActor, deployment, "reward-0")
+
+        async def judged() -> World | None:
+            world = await read(log, whose=name)
+            return world if len(world.verdicts) == 2 else None
+
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    world = await read(log, whose=name)
-                    if len(world.verdicts) == 2:
-                        return world
-                    await asyncio.sleep(0.2)
+            world = await eventually(judged, "both verdicts", PATIENCE_S)
+            assert world is not None
+            return world
         finally:
             await actor.shut_down()
             await asyncio.to_thread(actor._loop.stop)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from support.lane_world import LaneWorld
+from support.waiting import eventually
 
 TESTS = Path(__file__).parents[1]
 DEADLINE_S = 200.0
@@ -63,9 +64,7 @@ async def holder(role: str, lane: LaneWorld, **more: Any) -> AsyncIterator[Holde
 
 
 async def until(done: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not await done():  # noqa: ASYNC110 another process has no event for this
-            await asyncio.sleep(0.1)
+    await eventually(done, "what another process is to do", DEADLINE_S)
 
 
 async def told(of: Holder, **wanted: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from odradek.streams.events.sessions import (
 )
 from odradek.streams.events.tasks import Budget
 from odradek.streams.ownership import SessionRecord
+from support.waiting import lasting
 
 TOKENIZER = Path(__file__).parents[2] / "infra" / "demo" / "warmstart" / "assets" / "tokenizer.json"
 EFFECTS: dict[str, Effect] = {
@@ -131,7 +131,7 @@ class FolderEnvironment:
     ) -> list[CallOutcome]:
         outcomes = [self._one(call) for call in calls]
         if self.delay:
-            await asyncio.sleep(0.01)
+            await lasting(0.01)
         return outcomes
 
     def _one(self, call: Call) -> CallOutcome:

@@ -31,6 +31,7 @@ from odradek.streams.events.weights import VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.replay.rebuild import batches_of
 from odradek.streams.replay.select import bodies
+from support.waiting import eventually
 
 LANE = LaneConfigured(lane="main-0", policy="demo", groups_per_batch=2, attempts=2, max_staleness=4)
 PROMPT, COMPLETION, RESULT, LAST = [1, 40, 41, 2], [60, 61, 62], [4, 70, 5, 2], [63, 3]
@@ -174,20 +175,18 @@ class SmallLog:
 
     async def batches(self, count: int) -> list[BatchAssembled]:
         """What the real assembler makes of the sealed groups."""
+
+        async def enough() -> list[BatchAssembled] | None:
+            found = [body async for body in bodies(self.log, "batches.v1") if isinstance(body, BatchAssembled)]
+            return found if len(found) >= count else None
+
         running = asyncio.create_task(Assembler(self.log, LANE.lane).run())
         try:
-            async with asyncio.timeout(BATCH_S):
-                while True:
-                    found = [body async for body in bodies(self.log, "batches.v1") if isinstance(body, BatchAssembled)]
-                    if len(found) >= count:
-                        break
-                    if running.done():
-                        running.result()  # raises what ended it
-                    await asyncio.sleep(0.1)
+            found = await eventually(enough, f"{count} batches", BATCH_S, watched=running)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        assert len(found) == count
+        assert found is not None and len(found) == count
         return found
 
     async def trained(self, batch: BatchAssembled, offset: int) -> None:

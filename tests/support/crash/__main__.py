@@ -1,30 +1,31 @@
 """`python -m support.crash --faults N [--seed S] [--report FILE.md] [--data DIR] [--kinds a,b]` (`make crash N=...`).
 
-Exit code 0 if every guarantee held, 1 if one did not. The data folder is removed afterwards, unless something failed or
-one was named.
+Exit code 0 if every guarantee held, 1 if one did not, 130 if it was ended by SIGINT, SIGTERM or SIGHUP: then, too,
+everything is stopped in order. The report is written after every round. The data folder is removed afterwards, unless
+something failed or one was named; what a killed run left is ended by the next one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
-import shutil
-import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from odradek.infra.stack.testing import scratch, stop_as_on_interrupt
 from support.crash.plan import WEIGHTS, plan
-from support.crash.report import as_json, as_page, write
-from support.crash.run import Settings, run
+from support.crash.report import State, as_json, as_page, write
+from support.crash.run import Outcome, Settings, run
 
 PLANNED = ("trainer", "session-0", "environment-0", "controller")
 """Whom `--plan` shows a plan for."""
 
 
 def main() -> int:
-    """Exit code: 0 all guarantees held, 1 one did not, 2 wrong usage."""
+    """Exit code: 0 all guarantees held, 1 one did not, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m support.crash", description="Hurt a running job, check what held.")
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
@@ -38,27 +39,42 @@ def main() -> int:
     if unknown := set(kinds) - WEIGHTS.keys():
         parser.error(f"unknown kinds: {', '.join(sorted(unknown))}")
     if options.plan:
-        for faults in plan(
-            options.seed, options.faults, ["trainer", "session-0", "environment-0", "controller"], kinds
-        ):
+        for faults in plan(options.seed, options.faults, PLANNED, kinds):
             print("; ".join(map(str, faults)))
         return 0
-    data = options.data or Path(tempfile.mkdtemp(prefix="odr-crash-"))
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a broker that is killed is no news here
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)  # so that whoever ends the run leaves nothing behind
+    stop_as_on_interrupt()
+    with contextlib.ExitStack() as ending:
+        data = options.data or ending.enter_context(scratch())
+        settings = Settings(options.faults, options.seed, data, kinds, tuple(options.flags))
+        outcome = _told(settings, options.report)
+        if outcome is None:
+            return 130
+        if outcome.violations and options.data is None:
+            kept = Path(tempfile.mkdtemp(prefix="odr-crash-")) / "d"
+            print(f"kept: {data.rename(kept)}", file=sys.stderr)
+        return 1 if outcome.violations else 0
+
+
+def _told(settings: Settings, report: Path | None) -> Outcome | None:
+    """The run's outcome, with the report written as it goes; None if somebody ended it."""
     began = time.monotonic()
-    settings = Settings(options.faults, options.seed, data, kinds, tuple(options.flags))
-    outcome = run(settings, lambda text: print(f"{time.monotonic() - began:6.0f} s  {text}", flush=True))
-    told = as_json(settings, outcome)
-    print(as_page(told))
-    if options.report is not None:
-        write(told, options.report)
-    if outcome.violations:
-        print(f"kept: {data}", file=sys.stderr)
-    elif options.data is None:
-        shutil.rmtree(data, ignore_errors=True)
-    return 1 if outcome.violations else 0
+    latest = Outcome()
+
+    def so_far(outcome: Outcome, state: State = "under way") -> None:
+        nonlocal latest
+        latest = outcome
+        if report is not None:
+            write(as_json(settings, outcome, "checked" if outcome.checked else state), report)
+
+    try:
+        outcome = run(settings, lambda text: print(f"{time.monotonic() - began:6.0f} s  {text}", flush=True), so_far)
+    except KeyboardInterrupt:
+        so_far(latest, "interrupted")
+        print(f"interrupted after {len(latest.injected)} faults; nothing was checked", file=sys.stderr)
+        return None
+    print(as_page(as_json(settings, outcome)))
+    return outcome
 
 
 if __name__ == "__main__":

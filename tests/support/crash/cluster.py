@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,10 +18,15 @@ from ray._private.state import state as ray_state
 import support.crash.inside as inside_module
 from odradek.infra.cluster.session import Running
 from odradek.infra.stack import processes
+from support.waiting import within
 
 T = TypeVar("T")
 CALL_S = 20.0
 """Seconds for a function inside an actor. A busy actor answers in well under one."""
+ANSWER_S = 5.0
+"""Seconds for an actor to say that it is there; then it is asked again."""
+LOOK_S = 0.2
+"""Seconds between two looks at an actor that is being started: each asks Ray."""
 
 
 class Cluster:
@@ -45,21 +49,22 @@ class Cluster:
 
     async def up(self, name: str, seconds: float) -> int:
         """Its process, once it answers. Raises TimeoutError."""
-        async with asyncio.timeout(seconds):
-            while True:
-                pid = await asyncio.to_thread(self.pid, name)
-                try:
-                    if pid is not None and await self._answers(name):
-                        return pid
-                except ray.exceptions.RayError:
-                    pass
-                await asyncio.sleep(0.2)
+
+        async def answering() -> int | None:
+            pid = await asyncio.to_thread(self.pid, name)
+            return pid if pid is not None and await self._answers(name) else None
+
+        pid = await within(answering, seconds, LOOK_S)
+        if pid is None:
+            raise TimeoutError(f"{name} did not come up within {seconds:g} s")
+        return pid
 
     async def _answers(self, name: str) -> bool:
+        """Whether it does; false while it is being started or has just died again."""
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(ANSWER_S):
                 await self.handles[name].__ray_ready__.remote()
-        except TimeoutError:
+        except (TimeoutError, ray.exceptions.RayError):
             return False
         return True
 
@@ -86,9 +91,4 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 async def dead(pid: int, seconds: float) -> bool:
     """Whether the process ends within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while processes.name_of(pid) is not None:
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(0.1)
-    return True
+    return await within(lambda: processes.name_of(pid) is None, seconds)

@@ -33,6 +33,7 @@ from support.crash.host import children_of
 from support.crash.inside import die_at, move_clock
 from support.crash.plan import Fault
 from support.crash.proxy import FaultyProxy, Mode
+from support.waiting import lasting
 
 TESTS = Path(__file__).parents[2]
 UP_S = 180.0
@@ -122,7 +123,7 @@ class Injector:
     async def _do_pause(self, fault: Fault) -> None:
         pid = await self._pid(fault.target)
         if send(pid, signal.SIGSTOP):
-            await asyncio.sleep(fault.amount)
+            await lasting(fault.amount)
             send(pid, signal.SIGCONT)
 
     async def _do_clock(self, fault: Fault) -> None:
@@ -138,9 +139,9 @@ class Injector:
             return
         try:
             async with rival(fault.target, self.cluster.deployment, self.store):
-                await asyncio.sleep(RIVAL_S)
+                await lasting(RIVAL_S)
                 send(pid, signal.SIGCONT)
-                await asyncio.sleep(RIVAL_S / 4)
+                await lasting(RIVAL_S / 4)
         finally:
             send(pid, signal.SIGCONT)
         send(pid, signal.SIGKILL)
@@ -159,7 +160,7 @@ class Injector:
         pids = self._broker_pids()
         for pid in pids:
             send(pid, signal.SIGSTOP)
-        await asyncio.sleep(fault.amount)
+        await lasting(fault.amount)
         for pid in pids:
             send(pid, signal.SIGCONT)
 
@@ -169,12 +170,12 @@ class Injector:
             for number, seconds in ((signal.SIGSTOP, STOPPED_S), (signal.SIGCONT, RUNNING_S)):
                 for pid in pids:
                     send(pid, number)
-                await asyncio.sleep(seconds)
+                await lasting(seconds)
 
     async def _do_store(self, fault: Fault) -> None:
         mode: Mode = fault.how  # type: ignore[assignment]
         self.proxy.become(mode)
-        await asyncio.sleep(fault.amount)
+        await lasting(fault.amount)
         self.proxy.become("pass")
 
     # -- the log -----------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class Injector:
         )  # fmt: skip
         await stranger.start()
         try:
-            await asyncio.sleep(fault.amount)
+            await lasting(fault.amount)
         finally:
             await stranger.stop()
 

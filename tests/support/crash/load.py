@@ -6,8 +6,9 @@ as its error says one should, and only the acknowledged one is remembered.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import random
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,10 @@ from odradek.infra.demo.publish import published
 from odradek.streams import topics
 from odradek.streams.envelope import Event, event_id
 from odradek.streams.errors import Retryable
-from odradek.streams.events.meta import RecordRef
+from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.tasks import FeedbackGiven, TaskCancelled, TaskPublished
 from odradek.streams.log import EventLog
+from support.waiting import eventually
 
 ATTEMPTS = 4
 WAITING = 6
@@ -26,6 +28,8 @@ WAITING = 6
 EVAL_ONE_IN, AGAIN_ONE_IN = 8, 6
 """One task in so many is an evaluation; one in so many is published twice under the same id."""
 RETRY_S = 0.5
+PATIENCE_S = 600.0
+"""Seconds without an acknowledgement after which the client gives up: a broker is never away for so long."""
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Load:
     acknowledged: list[tuple[RecordRef, str]] = field(default_factory=list)
     tasks: dict[RecordRef, TaskPublished] = field(default_factory=dict)
     """By the coordinates of the first acknowledged publication."""
+    words: dict[str, bytes] = field(default_factory=lambda: {f"person-{n}": uuid.uuid4().hex.encode() for n in "ab"})
+    """What people say, each something of their own: it must not be readable once they are erased."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(f"load {self.seed}")
@@ -49,8 +55,13 @@ class Load:
             self.tasks[await self._append(topics.TASKS.name, task.task_id, task)] = task
             if self._random.randrange(AGAIN_ONE_IN) == 0:
                 await self._append(topics.TASKS.name, task.task_id, task)
-        feedback = FeedbackGiven(session_id=f"nobody-{self._index}", verdict="accepted")
-        await self._append(topics.FEEDBACK.name, feedback.session_id, feedback)
+        subject = sorted(self.words)[self._index % len(self.words)]
+        feedback = FeedbackGiven(
+            session_id=f"nobody-{self._index}", verdict="accepted", comment=self.words[subject].decode()
+        )
+        await self._append(
+            topics.FEEDBACK.name, feedback.session_id, feedback, Meta(origin="production", subject=subject)
+        )
 
     def _next(self) -> TaskPublished:
         self._index += 1
@@ -68,13 +79,16 @@ class Load:
                     topics.TASKS.name, task.task_id, TaskCancelled(task_id=task.task_id, reason="the run is over")
                 )
 
-    async def _append(self, topic: str, key: str, body: Any) -> RecordRef:
-        event = Event.of(body, id=event_id("load", self.seed, type(body).__name__, key), source="crash-load")
-        while True:
-            try:
-                ref = await self.log.append(topic, key, event)
-            except Retryable:
-                await asyncio.sleep(RETRY_S)
-                continue
-            self.acknowledged.append((ref, event.id))
-            return ref
+    async def _append(self, topic: str, key: str, body: Any, meta: Meta | None = None) -> RecordRef:
+        identifier = event_id("load", self.seed, type(body).__name__, key)
+        event = Event.of(body, id=identifier, source="crash-load", meta=meta)
+
+        async def acknowledged() -> RecordRef | None:
+            with contextlib.suppress(Retryable):
+                return await self.log.append(topic, key, event)
+            return None
+
+        ref = await eventually(acknowledged, f"an acknowledgement of {event.id}", PATIENCE_S, every=RETRY_S)
+        assert ref is not None
+        self.acknowledged.append((ref, event.id))
+        return ref

@@ -42,8 +42,9 @@ ZOMBIES = ("assembler", "trainer", "controller")
 MATRIX_AT_ONCE = 6
 UNDER_THE_JOB = ("session", "environment", "reward")
 """Roles whose fault points are reached by a whole job only."""
-AT_ONCE = (1, 1, 2, 2, 3)
-"""Faults of one round."""
+AT_ONCE = (2, 3, 4, 4, 5, 6)
+"""Faults of one round. Each round ends with the job going on, which costs the same for one fault as for six; more at
+once, and hardly anything runs that could be hurt in between."""
 
 
 @dataclass(frozen=True, slots=True)

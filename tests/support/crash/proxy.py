@@ -13,6 +13,8 @@ import contextlib
 import threading
 from typing import Literal, get_args
 
+from support.waiting import lasting
+
 Mode = Literal["pass", "refuse", "error", "stall", "slow", "late", "cut"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 CHUNK = 64 * 1024
@@ -80,7 +82,7 @@ class FaultyProxy:
                 writer.write_eof()
                 await reader.read()  # to the end, so that the answer is not lost in a reset
             case "stall":
-                await asyncio.sleep(3600)  # ended by the next mode, which cuts the connection
+                await asyncio.Event().wait()  # ended by the next mode, which cuts the connection
             case mode:
                 up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
                 try:
@@ -115,6 +117,6 @@ class FaultyProxy:
                 await sink.drain()
                 return
             if self._mode == "slow":
-                await asyncio.sleep(SLOW_S)
+                await lasting(SLOW_S)
             sink.write(data)
             await sink.drain()

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from odradek.actors.notary.access import own_keys, vault_of
 from odradek.actors.projections.actor import SNAPSHOT
+from odradek.actors.runtime.store import blobs_of, log_of
 from odradek.infra.cluster import actors
 from odradek.infra.cluster.session import Running, deployment_up
 from odradek.infra.config.load import load
@@ -33,7 +35,7 @@ from odradek.streams.audit.verify import verify as audit
 from odradek.streams.envelope import Record
 from odradek.streams.errors import StreamError
 from odradek.streams.events.sessions import SessionCompleted, SessionFailed, SessionOpened
-from odradek.streams.log import EventLog
+from odradek.streams.privacy.erasure import Erasure
 from odradek.streams.projections.fold import fold as fold_tables
 from odradek.streams.projections.views import Snapshot, snapshot
 from odradek.streams.replay.rebuild import rebuild_all
@@ -44,14 +46,16 @@ from support.crash.inject import Injector
 from support.crash.load import ATTEMPTS, Load
 from support.crash.plan import Fault, matrix, plan
 from support.crash.proxy import FaultyProxy
+from support.crash.tokens import sampled
 from support.crash.world import Answer, World, world_of
+from support.waiting import lasting, within
 
 PROGRESS_S = 300.0
 """Seconds for the job to go on after a round of faults. The longest honest wait: a dead session host's members are
 handed over, an engine starts, a session gives up on it (120 s) and is replaced."""
 SETTLE_S = 600.0
 """Seconds for everything under way to end. A group's own deadline is 180 s, a session's wall clock 300 s."""
-STEP_EVERY = 5
+STEP_EVERY = 3
 """Rounds after which a training step must have been taken as well."""
 SESSION_RECORDS = 12
 """Records on sessions.v1 that count as going on."""
@@ -72,6 +76,7 @@ FLAGS = (
 )
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,22 @@ class Settings:
     """Seconds for the first training step, before any fault."""
 
 
+@dataclass(frozen=True)
+class Round:
+    """One round of faults and how long it took, in seconds: until the last fault was over, then until the job was seen
+    to go on."""
+
+    faults: int
+    hurt: float
+    going_on: float
+
+
 @dataclass
 class Outcome:
-    """What happened."""
+    """What happened, so far. `checked`: the run is over, and `violations` are all there are."""
 
+    checked: bool = False
+    rounds: list[Round] = field(default_factory=list)
     injected: list[Fault] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     duplicates: list[str] = field(default_factory=list)
@@ -101,19 +118,26 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run(settings: Settings, say: Say = print) -> Outcome:
-    """Start everything, hurt it, let it rest, stop everything, look."""
+def run(settings: Settings, say: Say = print, told: Callable[[Outcome], None] = lambda _so_far: None) -> Outcome:
+    """Start everything, hurt it, let it rest, stop everything, look. `told` is given the outcome after every round."""
     began, outcome = time.monotonic(), Outcome()
+
+    def so_far() -> None:
+        outcome.seconds = time.monotonic() - began
+        told(outcome)
+
+    so_far()
     known: set[str] = set()
     with services(settings.data) as (proxy, store):
         flags = [*FLAGS, *settings.flags, f"s3.endpoint={store['endpoint']}", f"s3.bucket={store['bucket']}"]
         flags.append(f"s3.credentials_file={store_of(settings.data).keys_file}")
         config = load(flags=flags, data=settings.data, environment={}).config
         with deployment_up(config, say) as running:
-            world = asyncio.run(Crash(settings, running, proxy, store, outcome, known, say).run())
+            world = asyncio.run(Crash(settings, running, proxy, store, outcome, known, say, so_far).run())
     world.left = [*world.left, *left_behind(settings.data, known)]
     outcome.violations = violations(world)
-    outcome.seconds = time.monotonic() - began
+    outcome.checked = True
+    so_far()
     return outcome
 
 
@@ -153,14 +177,16 @@ class Crash:
         outcome: Outcome,
         known: set[str],
         say: Say,
+        so_far: Callable[[], None],
     ) -> None:
+        self._so_far = so_far
         self._settings = settings
         self._outcome = outcome
         self._known = known
         self._say = say
         self._cluster = Cluster(running)
         self._injector = Injector(self._cluster, settings.data, store, proxy, say)
-        self._kafka = running.deployment.kafka
+        outcome.skipped, outcome.duplicates = self._injector.skipped, self._injector.duplicates
         self._lane = running.deployment.lane.lane
         self._waits: list[str] = []
         self._sessions_read: dict[int, int] = {}
@@ -168,7 +194,7 @@ class Crash:
 
     async def run(self) -> World:
         """Faults, rest, answers, the log."""
-        async with EventLog(self._kafka) as event_log:
+        async with log_of(self._cluster.deployment) as event_log:
             self._follower, self._log = RunFollower(event_log), event_log
             self._load = Load(event_log, self._settings.seed)
             publishing = asyncio.create_task(self._publish())
@@ -178,20 +204,24 @@ class Crash:
             finally:
                 publishing.cancel()
                 await asyncio.gather(publishing, return_exceptions=True)
-            settled = not self._waits and await self._settle()
+            settled = not self._waits and await self._settle() and await self._erase(min(self._load.words))
             answers = await self._answers() if settled else []
             left = await self._still_held() if settled else []
             self._known |= instances(self._settings.data)
             await asyncio.to_thread(actors.stop, self._cluster.deployment)
-            self._outcome.skipped = self._injector.skipped
-            self._outcome.duplicates = self._injector.duplicates
             return await self._world(settled, answers, left)
 
     # -- faults ------------------------------------------------------------------------------------------------
 
     async def _first_step(self) -> None:
         self._say("waiting for the first training step")
-        await self._until(lambda fold: bool(fold.steps), self._settings.first_step_s, "the first step")
+
+        async def stepped() -> bool:
+            return bool((await self._refresh()).steps)
+
+        seconds = self._settings.first_step_s
+        if not await within(stepped, seconds, LOOK_S):
+            await self._stalled(f"waited {seconds:g} s for the first step")
 
     async def _rounds(self) -> None:
         settings, names = self._settings, self._cluster.names
@@ -214,10 +244,13 @@ class Crash:
                 return
             hurt = time.monotonic() - began
             await self._goes_on(number, told)
+            this = Round(len(faults), hurt, time.monotonic() - began - hurt)
+            self._outcome.rounds.append(this)
+            self._so_far()
             fold = self._follower.fold
             self._say(
                 f"round {number + 1}/{len(rounds)}, {len(self._outcome.injected)} faults: {told} "
-                f"({hurt:.0f} s, went on after {time.monotonic() - began - hurt:.0f} s; "
+                f"({this.hurt:.0f} s, went on after {this.going_on:.0f} s; "
                 f"{len(fold.steps)} steps, {len(fold.open_groups)} groups open)"
             )
 
@@ -231,19 +264,19 @@ class Crash:
             await self._stalled(f"round {number} ({told}): the log can't be read")
             return
         wanted_steps = steps + (number % STEP_EVERY == STEP_EVERY - 1)
-        deadline = time.monotonic() + PROGRESS_S
-        while True:
+        now = records
+
+        async def gone_on() -> bool:
+            nonlocal fold, now
             fold, now = await self._refresh(), await self._session_records()
-            seen = len(fold.gradings)
-            if now >= records + SESSION_RECORDS and seen > scores and len(fold.steps) >= wanted_steps:
-                return
-            if time.monotonic() > deadline:
-                await self._stalled(
-                    f"round {number} ({told}): within {PROGRESS_S:g} s {now - records} session records, "
-                    f"{seen - scores} scores, {len(fold.steps) - steps} steps"
-                )
-                return
-            await asyncio.sleep(LOOK_S)
+            enough = now >= records + SESSION_RECORDS and len(fold.gradings) > scores
+            return enough and len(fold.steps) >= wanted_steps
+
+        if not await within(gone_on, PROGRESS_S, LOOK_S):
+            await self._stalled(
+                f"round {number} ({told}): within {PROGRESS_S:g} s {now - records} session records, "
+                f"{len(fold.gradings) - scores} scores, {len(fold.steps) - steps} steps"
+            )
 
     async def _stalled(self, what: str) -> None:
         states = {name: await self._cluster.state(name) for name in self._cluster.names if "session" not in name}
@@ -261,33 +294,27 @@ class Crash:
             state = await self._cluster.state("controller")
             if state:
                 await self._load.top_up(int(state["waiting_tasks"]))
-            await asyncio.sleep(LOOK_S)
+            await lasting(LOOK_S)
+
+    async def _answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What the log answers; a broker that is away is waited for. Raises TimeoutError."""
+
+        async def asked() -> tuple[T] | None:
+            with contextlib.suppress(StreamError):
+                return (await ask(),)
+            return None
+
+        async with asyncio.timeout(PROGRESS_S):
+            found = await within(asked, math.inf, LOOK_S)
+        assert found is not None, "without an answer there is a time-out"
+        return found[0]
 
     async def _refresh(self) -> RunFold:
-        """The fold of what is on the log now; a broker that is away is waited for. Raises TimeoutError."""
-        async with asyncio.timeout(PROGRESS_S):
-            while True:
-                try:
-                    return await self._follower.refresh()
-                except StreamError:
-                    await asyncio.sleep(LOOK_S)
+        """The fold of what is on the log now."""
+        return await self._answer(self._follower.refresh)
 
     async def _session_records(self) -> int:
-        async with asyncio.timeout(PROGRESS_S):
-            while True:
-                try:
-                    return sum((await self._log.stable_ends(topics.SESSIONS.name)).values())
-                except StreamError:
-                    await asyncio.sleep(LOOK_S)
-
-    async def _until(self, ready: Callable[[RunFold], bool], seconds: float, what: str) -> bool:
-        deadline = time.monotonic() + seconds
-        while not ready(await self._refresh()):
-            if time.monotonic() > deadline:
-                await self._stalled(f"waited {seconds:g} s for {what}")
-                return False
-            await asyncio.sleep(LOOK_S)
-        return True
+        return sum((await self._answer(lambda: self._log.stable_ends(topics.SESSIONS.name))).values())
 
     # -- rest --------------------------------------------------------------------------------------------------
 
@@ -297,20 +324,28 @@ class Crash:
         fold = await self._refresh()
         decided = {group.task for group in fold.groups.values()}
         await self._load.cancel({ref for ref in self._load.tasks if ref not in decided})
-        deadline, quiet_since, seen = time.monotonic() + SETTLE_S, time.monotonic(), (-1, "")
-        while True:
-            fold = await self._refresh()
-            unended = await self._unended()
-            what = self._unfinished(fold, unended)
+        quiet_since, seen = time.monotonic(), (-1, "")
+
+        async def at_rest() -> bool:
+            nonlocal quiet_since, seen
+            what = self._unfinished(await self._refresh(), await self._unended())
             now = (await self._session_records(), what)
             if now != seen:
                 seen, quiet_since = now, time.monotonic()
-            if not what and time.monotonic() - quiet_since > QUIET_S:
-                return True
-            if time.monotonic() > deadline:
-                await self._stalled(f"not at rest after {SETTLE_S:g} s: {what}")
-                return False
-            await asyncio.sleep(LOOK_S * 2)
+            return not what and time.monotonic() - quiet_since > QUIET_S
+
+        if await within(at_rest, SETTLE_S, LOOK_S * 2):
+            return True
+        await self._stalled(f"not at rest after {SETTLE_S:g} s: {seen[1]}")
+        return False
+
+    async def _erase(self, subject: str) -> bool:
+        """One of the people is erased."""
+        self._say(f"erasing {subject}")
+        report = await Erasure(self._log, blobs_of(self._cluster.deployment)).run(subject)
+        if not report.done:
+            await self._stalled(f"{subject} is not erased: {[store for store in report.stores if not store.done]}")
+        return report.done
 
     def _unfinished(self, fold: RunFold, unended: list[str]) -> str:
         if fold.open_groups:
@@ -360,33 +395,35 @@ class Crash:
 
     async def _agrees(self, name: str, facts: dict[str, Any]) -> dict[str, Any]:
         """The actor's state once it agrees, or as it is when patience ends: one that was just started reads on."""
-        deadline = time.monotonic() + PROGRESS_S / 3
-        while True:
+        state: dict[str, Any] = {}
+
+        async def agrees() -> bool:
+            nonlocal state
             state = await self._cluster.state(name)
-            if all(state.get(what) == folded for what, folded in facts.items()) or time.monotonic() > deadline:
-                return state
-            await asyncio.sleep(LOOK_S)
+            return all(state.get(what) == folded for what, folded in facts.items())
+
+        await within(agrees, PROGRESS_S / 3, LOOK_S)
+        return state
 
     async def _tables(self) -> Answer:
         meant = msgspec.to_builtins(snapshot(await fold_tables(self._log)))
-        path, deadline = self._settings.data / "projections" / SNAPSHOT, time.monotonic() + PROGRESS_S / 3
-        while True:
-            said: Any = None
+        said: Any = None
+
+        def equal() -> bool:
+            nonlocal said
             with contextlib.suppress(OSError, msgspec.MsgspecError):
+                path = self._settings.data / "projections" / SNAPSHOT
                 said = msgspec.to_builtins(msgspec.json.decode(path.read_bytes(), type=Snapshot))
-            if said == meant or time.monotonic() > deadline:
-                differing = [part for part in meant if said is None or said.get(part) != meant[part]]
-                return Answer("projections", "tables that differ from a plain fold", differing, [])
-            await asyncio.sleep(LOOK_S)
+            return bool(said == meant)
+
+        await within(equal, PROGRESS_S / 3, LOOK_S)
+        differing = [part for part in meant if said is None or said.get(part) != meant[part]]
+        return Answer("projections", "tables that differ from a plain fold", differing, [])
 
     async def _still_held(self) -> list[str]:
         """Sandboxes that live though every session has ended."""
-        deadline = time.monotonic() + PROGRESS_S / 3
-        while True:
-            found = held(self._settings.data)
-            if not found or time.monotonic() > deadline:
-                return [f"{box}: still there with every session ended" for box in found]
-            await asyncio.sleep(LOOK_S)
+        await within(lambda: not held(self._settings.data), PROGRESS_S / 3, LOOK_S)
+        return [f"{box}: still there with every session ended" for box in held(self._settings.data)]
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -402,16 +439,19 @@ class Crash:
             answers=answers,
             left=left,
             altered=altered,
+            words=self._load.words,
             waits=self._waits,
             settled=settled,
         )
+        contexts = [token.given for token in sampled(world)]
         kinds = Counter(type(seen.body).__name__ for rows in world.log.values() for seen in rows)
         self._outcome.counts |= {
             "acknowledged": len(world.acknowledged), "records": len(records), "sessions": len(world.sessions),
             "resumed": kinds["SessionResumed"], "failed": kinds["SessionFailed"], "results": kinds["ToolCompleted"],
             "groups": kinds["GroupOpened"], "replaced": kinds["MemberReplaced"],
             "discarded": kinds["GroupDiscarded"], "batches": len(report.batches), "identical": report.identical,
-            "steps": kinds["StepCompleted"],
+            "steps": kinds["StepCompleted"], "erased": kinds["ErasureDone"], "tokens": len(contexts),
+            "tokens sampled before": len(contexts) - len(set(contexts)),
         }  # fmt: skip
         return world
 
