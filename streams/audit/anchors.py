@@ -1,4 +1,4 @@
-"""What the notary signs, and the fold of audit.anchors.v1. Pure but for `read_anchors`.
+"""What the notary signs, and the folds of audit.anchors.v1. Pure but for `read_anchors` and `read_signed`.
 
 An anchor is a statement about one interval of one partition. `statement` is its only signed form: lines of text, which
 anybody can check without this code. Anchors are bound three ways: to the records by chain head and root, to the
@@ -17,6 +17,7 @@ import msgspec
 from odradek.streams import topics
 from odradek.streams.audit import chain
 from odradek.streams.audit.keys import SigningKey, signed_by
+from odradek.streams.envelope import Record
 from odradek.streams.errors import UndecodableRecord
 from odradek.streams.events.audit import AnchorEvent, AnchorWritten, ChainBegun
 from odradek.streams.events.meta import RecordRef
@@ -180,25 +181,79 @@ class AnchorLog:
     """Records that no trusted key signed, or that are no anchors, with the reason."""
 
 
+@dataclass(slots=True)
+class Signed:
+    """Where a notary goes on. Its size does not grow with what was signed, but for a few bytes a round."""
+
+    rounds: set[int] = field(default_factory=set)
+    cursors: dict[Place, Cursor] = field(default_factory=dict)
+    before: str = NOTHING
+    held: dict[int, list[AnchorWritten]] = field(default_factory=dict)
+    """The rounds that the vault lacks, and the newest that it has."""
+    foreign: list[tuple[RecordRef, str]] = field(default_factory=list)
+
+
+async def read_signed(event_log: EventLog, chain: str, trusted: Iterable[str], kept: Sequence[int]) -> Signed:
+    """Folds the topic in the order in which one notary after another wrote it, `kept` being the vault's rounds,
+    ascending. An anchor that does not come after its partition's last one is passed over."""
+    found, trusted, topic = Signed(), frozenset(trusted), topics.AUDIT_ANCHORS.name
+    there, open_round = frozenset(kept[:-1]), list[AnchorWritten]()
+
+    def close() -> None:
+        if open_round:
+            number, found.before = open_round[0].round, round_digest(open_round)
+            found.rounds.add(number)
+            if number not in there:
+                found.held[number] = open_round
+
+    async for record in event_log.read(topic, 0, await event_log.beginning(topic, 0)):
+        body = _anchor(record, chain, trusted, found.foreign)
+        if body is None:
+            continue
+        place = (body.topic, body.partition)
+        if place in found.cursors and body.first < found.cursors[place].next:
+            found.foreign.append((record.ref, "repeats an anchor, or stands behind its successor"))
+            continue
+        if open_round and open_round[0].round != body.round:
+            close()
+            open_round = []
+        open_round.append(body)
+        found.cursors[place] = Cursor.after(body)
+    close()
+    return found
+
+
+def _anchor(
+    record: Record, chain: str, trusted: frozenset[str], foreign: list[tuple[RecordRef, str]]
+) -> AnchorWritten | None:
+    """The chain's anchor in a record, if a trusted key signed it; what is none, and not another chain's, is foreign."""
+    try:
+        body = record.event.body
+    except UndecodableRecord as error:
+        foreign.append((record.ref, f"is no anchor: {error}"))
+        return None
+    if isinstance(body, ChainBegun):
+        if not genuine(body, trusted):
+            foreign.append((record.ref, f"begins a chain and is signed by no known key ({body.key[:16]}…)"))
+        return None
+    if body.deployment != chain:
+        return None
+    if not genuine(body, trusted):
+        foreign.append((record.ref, f"is signed by no known key (it names {body.key[:16]}…)"))
+        return None
+    anchor: AnchorWritten = body
+    return anchor
+
+
 async def read_anchors(event_log: EventLog, chain: str, trusted: Iterable[str]) -> AnchorLog:
     """Folds the topic. Anchors of other chains (given up by a restore) are passed over."""
     trusted, found, topic = frozenset(trusted), AnchorLog(), topics.AUDIT_ANCHORS.name
     async for record in event_log.read(topic, 0, await event_log.beginning(topic, 0)):
-        try:
-            body = record.event.body
-        except UndecodableRecord as error:
-            found.foreign.append((record.ref, f"is no anchor: {error}"))
-            continue
-        if isinstance(body, ChainBegun):
-            if not genuine(body, trusted):
-                found.foreign.append((record.ref, f"begins a chain and is signed by no known key ({body.key[:16]}…)"))
-            continue
-        if body.deployment != chain:
+        body = _anchor(record, chain, trusted, found.foreign)
+        if body is None:
             continue
         place = (body.topic, body.partition, body.first)
-        if not genuine(body, trusted):
-            found.foreign.append((record.ref, f"is signed by no known key (it names {body.key[:16]}…)"))
-        elif place in found.refs:
+        if place in found.refs:
             found.foreign.append((record.ref, f"repeats the anchor at {found.refs[place]}"))
         else:
             found.refs[place] = record.ref

@@ -19,7 +19,7 @@ from contextlib import aclosing
 import msgspec
 
 from odradek.streams import topics
-from odradek.streams.audit.anchors import AnchorLog, Cursor, genuine, read_anchors, round_bytes, statement
+from odradek.streams.audit.anchors import Signed, genuine, read_signed, round_bytes, statement
 from odradek.streams.audit.keys import SigningKey
 from odradek.streams.audit.vault import Vault
 from odradek.streams.envelope import Event, event_id
@@ -60,26 +60,21 @@ def in_force(begun: Sequence[ChainBegun], deployment: str) -> str:
     return begun[-1].chain if begun else deployment
 
 
-def lacking(anchors: AnchorLog, kept: Collection[int]) -> str:
+def lacking(rounds: Collection[int], kept: Collection[int]) -> str:
     """What the log lacks: it must know every round from 0 on, and at least those in the vault. Empty: nothing."""
-    total = max([*anchors.rounds, *kept], default=-1) + 1
-    missing = next((number for number in range(total) if number not in anchors.rounds), None)
+    total = max([*rounds, *kept], default=-1) + 1
+    missing = next((number for number in range(total) if number not in rounds), None)
     return "" if missing is None else f"{OUTPUT[0]} lacks round {missing} of {total}"
 
 
-async def broken(event_log: EventLog, vault: Vault, anchors: AnchorLog) -> str:
+async def broken(event_log: EventLog, vault: Vault, signed: Signed) -> str:
     """Why no notary can go on with the log, which must be at rest; empty where one can."""
     kept = await vault.rounds()
-    if lacks := lacking(anchors, kept):
+    if lacks := lacking(signed.rounds, kept):
         return lacks
-    if kept and await vault.round(kept[-1]) != round_bytes(anchors.rounds[kept[-1]]):
+    if kept and await vault.round(kept[-1]) != round_bytes(signed.held[kept[-1]]):
         return f"the vault has another round {kept[-1]} than {OUTPUT[0]}"
-    cursors = {
-        (anchor.topic, anchor.partition): Cursor.after(anchor)
-        for number in sorted(anchors.rounds)
-        for anchor in anchors.rounds[number]
-    }
-    for (topic, partition), cursor in sorted(cursors.items()):
+    for (topic, partition), cursor in sorted(signed.cursors.items(), key=lambda item: item[0]):
         if (end := await event_log.stable_end(topic, partition)) < cursor.next:
             return f"{topic}/{partition} ends at offset {end}, it was anchored up to {cursor.next - 1}"
     return ""
@@ -114,13 +109,13 @@ async def rechain(
     trusted = {*await vault.keys(), *([key.public] if key is not None else [])}
     begun = await chains_begun(event_log, deployment, trusted)
     vault.chain = before = in_force(begun, deployment)
-    anchors = await read_anchors(event_log, before, trusted)
-    if not (why := await broken(event_log, vault, anchors)):
-        return Rechained(chain=before, signed=key is not None)
     kept = await vault.rounds()
+    signed = await read_signed(event_log, before, trusted, kept)
+    if not (why := await broken(event_log, vault, signed)):
+        return Rechained(chain=before, signed=key is not None)
     numbers = [0, *await vault.chain_numbers(), *(int(one.chain.rpartition("/r")[2]) for one in begun)]
     chain = f"{deployment}/r{max(numbers) + 1}"
-    lost = len(set(kept) - set(anchors.rounds))
+    lost = len(set(kept) - signed.rounds)
     found = Rechained(chain=chain, before=before, why=why, signed=key is not None, rounds_lost=lost)
     if dry_run or key is None:
         return found
@@ -128,7 +123,7 @@ async def rechain(
         deployment=deployment,
         chain=chain,
         before=before,
-        on_log=len(anchors.rounds),
+        on_log=len(signed.rounds),
         kept=len(kept),
         why=why,
         reason=reason,

@@ -31,11 +31,10 @@ from dataclasses import replace
 
 from odradek.streams.audit.anchors import (
     NOTHING,
-    AnchorLog,
     Cursor,
     Place,
     Round,
-    read_anchors,
+    read_signed,
     round_bytes,
     round_digest,
 )
@@ -152,31 +151,21 @@ class Notary:
         trusted, name = {self._key.public, *await self._vault.keys()}, self._settings.name
         self._chain = self._vault.chain = in_force(await chains_begun(self._log, name, trusted), name)
         await self._vault.keep_key(self._key.public)
-        anchors = await read_anchors(self._log, self._chain, trusted)
-        for ref, reason in anchors.foreign:
-            log.warning("%s %s: passed over", ref, reason)
-        await self._check_rounds(anchors)
-        for number in sorted(anchors.rounds):
-            self._before = round_digest(anchors.rounds[number])
-            for anchor in anchors.rounds[number]:
-                self._cursors[anchor.topic, anchor.partition] = Cursor.after(anchor)
-        self.round = len(anchors.rounds)
-        self._topics = await audited_topics(self._log)
-        log.info("the notary goes on with round %d", self.round)
-
-    async def _check_rounds(self, anchors: AnchorLog) -> None:
-        """The log must know every round from 0 on, and at least those in the vault; what the vault lacks is put there,
-        the newest it has again, which compares it."""
         kept = await self._vault.rounds()
-        if lacks := lacking(anchors, kept):
+        signed = await read_signed(self._log, self._chain, trusted, kept)
+        for ref, reason in signed.foreign:
+            log.warning("%s %s: passed over", ref, reason)
+        if lacks := lacking(signed.rounds, kept):
             raise Terminal(
                 f"{lacks}: it has been changed or cut off, and nothing can be built on it. `odradek audit verify` "
                 f"names what is missing; if Kafka was restored to an earlier moment, `odradek restore` begins a new "
                 f"chain"
             )
-        absent = set(anchors.rounds) - set(kept)
-        for number in sorted({*absent, *kept[-1:]}):
-            self._unkept.append((number, round_bytes(anchors.rounds[number])))
+        # What the vault lacks is put there; the newest it has too, which compares it.
+        self._unkept.extend((number, round_bytes(signed.held[number])) for number in sorted(signed.held))
+        self._cursors, self._before, self.round = signed.cursors, signed.before, len(signed.rounds)
+        self._topics = await audited_topics(self._log)
+        log.info("the notary goes on with round %d", self.round)
 
     # -- rounds ------------------------------------------------------------------------------------------------
 
