@@ -15,7 +15,7 @@ object a round in the vault. Guarantees:
 Waits: for records (nothing is owed), for broker and store (their deadlines). Unblocked by any append.
 
 Guarantee 10 (tests/GUARANTEES.md): test_audit_tamper.py, test_audit_proofs.py, test_audit_notary.py,
-test_audit_segments.py, test_cli_audit.py.
+test_audit_segments.py, test_cli_audit.py, test_restore_audit.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ No grant, no training: an unknown subject, and the empty one, has none. Erasure 
 effect, for nothing of theirs can be read or written any more. `Consents` knows the offset it has read up to, so that a
 batch or a step can record what it relied on.
 
-Guarantee 8 (tests/GUARANTEES.md): test_assembly_v1.py, test_assembler_loop.py, test_trainer_loop.py,
-test_privacy_erasure.py.
+Guarantee 8 (tests/GUARANTEES.md): test_privacy_log.py, test_assembly_v1.py, test_assembler_loop.py,
+test_trainer_loop.py, test_privacy_erasure.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from aiokafka.structs import TopicPartition
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from odradek.streams import faults, topics
-from odradek.streams.audit.anchors import read_anchors
+from odradek.streams.audit.anchors import read_anchors, read_signed, round_digest
 from odradek.streams.audit.keys import SigningKey
 from odradek.streams.audit.notary import Notary
 from odradek.streams.audit.proof import NotProvable, find, prove
@@ -187,6 +187,18 @@ async def test_killed_at_each_point_there_is_no_gap_and_every_round_is_kept(worl
     assert await world.notary().once() == (7 if point == "notary.before_commit" else 1)
     report = await world.verify()
     assert (report.findings, report.verified, report.not_anchored, report.not_kept) == ([], 13, 0, 0)
+
+
+async def test_a_notary_starts_with_the_rounds_that_the_vault_lacks_and_the_newest_alone(world: World) -> None:
+    """However much was signed before, no more than that is in memory."""
+    for _ in range(3):
+        await world.write(1)
+        await world.notary().once()
+    signed = await read_signed(world.log, world.settings.name, {world.key.public}, [0, 1, 2])
+    assert (signed.rounds, list(signed.held), signed.foreign) == ({0, 1, 2}, [2], [])
+    assert [cursor.next for cursor in signed.cursors.values()] == [3]
+    assert signed.before == round_digest(signed.held[2])
+    assert list((await read_signed(world.log, world.settings.name, {world.key.public}, [0, 2])).held) == [1, 2]
 
 
 async def test_a_zombie_notary_cannot_write(world: World) -> None:
