@@ -155,12 +155,16 @@ async def test_an_answer_is_rewarded_while_gradings_hold_every_slot(deployment: 
         await asyncio.to_thread(actor._loop.stop)
 
 
-async def test_a_persons_objects_are_stored_while_rollouts_have_every_connection(s3_config: dict[str, str]) -> None:
-    store, never = S3Store(S3Config(**s3_config)), threading.Event()
+async def test_a_persons_objects_are_stored_while_rollouts_have_every_connection(
+    s3_config: dict[str, str], s3_prefix: str
+) -> None:
+    store, never, key = S3Store(S3Config(**s3_config)), threading.Event(), f"{s3_prefix}first"
     rollouts = [store._threads.submit(never.wait) for _ in range(100)]
-    with serving(True):
-        assert await store.put_if_absent("production/first", b"x")
-        assert await store.get("production/first") == b"x"
-    assert not any(one.done() for one in rollouts)
-    never.set()
-    store.close()
+    try:
+        with serving(True):
+            assert await store.put_if_absent(key, b"x")
+            assert await store.get(key) == b"x"
+        assert not any(one.done() for one in rollouts)
+    finally:
+        never.set()
+        store.close()
