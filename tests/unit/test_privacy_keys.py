@@ -168,6 +168,15 @@ def test_subjects_have_names_of_their_own_that_are_no_paths(one: str, other: str
     assert "/" not in first and first not in (".", "..", "shared") and len(first) <= LONGEST
 
 
+ALIKE = ["ann", "Ann", "ann ", "a\u0308nn", "\u00e4nn", "ann.", "ann%2E", "a/nn", "a%2Fnn", "shared", "%73hared", "."]
+"""Names that a careless escape makes one."""
+
+
+def test_names_that_are_nearly_the_same_stay_apart() -> None:
+    names = [*ALIKE, *("x" * LONGEST + end for end in ("", "a", "b")), folder_of("x" * LONGEST + "a")]
+    assert len({folder_of(name) for name in names}) == len(names)
+
+
 # -- the ring ---------------------------------------------------------------------------------------------------------
 
 
