@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.waiting import eventually
 
 from odradek.actors.environment.actor import EnvironmentActor
 from odradek.actors.environment.errors import SandboxAdmissionError, SandboxGoneError
@@ -87,6 +88,7 @@ async def test_a_persons_command_runs_while_rollouts_have_every_slot(host: Path)
         for number in range(3):
             await actor.open(f"r{number}", 1, ROLLOUT, [])
             started(actor.run_calls(f"r{number}", 1, command("sleep 1000"), 900.0))
+        await eventually(actor._running.locked, "a rollout to have the slot")
         assert await works(actor)
 
 
@@ -94,14 +96,23 @@ async def test_a_persons_sandbox_is_made_while_rollouts_wait_for_theirs(host: Pa
     async with environment(host, max_commands=1) as (actor, started):
         for number in range(3):
             started(actor.open(f"r{number}", 1, replace(ROLLOUT, setup=["sleep 100"]), []))
+        await eventually(actor._opening.locked, "a rollout's sandbox to be in the making")
         assert await works(actor)
 
 
 async def test_a_persons_files_are_read_while_rollouts_have_every_thread(host: Path) -> None:
     never = threading.Event()
     async with environment(host, until=never) as (actor, started):
+        waiting = threading.Semaphore(0)
+
+        def work() -> bool:
+            waiting.release()
+            return never.wait(DEADLINE_S)
+
         for _ in range(2 * FILE_THREADS):
-            started(actor._loop.call(actor._driver.in_file_thread(lambda: never.wait(DEADLINE_S))))
+            started(actor._loop.call(actor._driver.in_file_thread(work)))
+        for _ in range(FILE_THREADS):
+            await asyncio.to_thread(waiting.acquire)
         assert await works(actor)
 
 
