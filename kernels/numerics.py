@@ -11,7 +11,6 @@ Guarantee 7 (tests/GUARANTEES.md): test_engine_same_numbers.py, test_kernels_bit
 import hashlib
 import os
 import re
-import time
 from functools import cache
 from pathlib import Path
 
@@ -19,20 +18,6 @@ import torch
 
 ID_LENGTH = 16
 """Hex digits of an id: 64 bits, enough for the few builds and hosts of a deployment and short enough for a log line."""
-
-BF16_GAIN = 1.3
-"""How many times faster bf16 must be than fp32 before it is used. Lower trades precision for noise of the probe, higher
-ignores hosts where it helps. Units with bf16 gave 2.3, hosts without gave 0.01 (seen)."""
-
-PROBE_SIZE = 384
-"""Rows, columns and depth of the probed matmul: about 113 MFLOP, milliseconds on any host in fp32. Smaller measures the
-call, not the unit."""
-
-PROBE_RUNS = 5
-"""Timed runs a dtype, of which the best counts; the first may include code generation."""
-
-PROBE_GIVE_UP = 0.25
-"""Seconds after which a dtype's probe stops early: on hosts without the unit one bf16 run takes that long."""
 
 _BLAS_VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
@@ -85,25 +70,3 @@ def numerics_id(dtype: torch.dtype = torch.float32, device: str = "cpu") -> str:
     """A short hash of `numerics_facts`. Call it after the thread count is set: it is read anew each time."""
     text = "\n".join(f"{name}={value}" for name, value in sorted(numerics_facts(dtype, device).items()))
     return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
-
-
-def _matmul_seconds(dtype: torch.dtype) -> float:
-    left = torch.ones(PROBE_SIZE, PROBE_SIZE, dtype=dtype)
-    best, begun = float("inf"), time.perf_counter()
-    for _ in range(PROBE_RUNS):
-        start = time.perf_counter()
-        torch.mm(left, left)
-        best = min(best, time.perf_counter() - start)
-        if time.perf_counter() - begun > PROBE_GIVE_UP:
-            break
-    return best
-
-
-@cache
-def probe_cpu_dtype() -> torch.dtype:
-    """The dtype this host computes in: bf16 where a matmul is `BF16_GAIN` times faster than in fp32, else fp32.
-
-    Measured once a process. A process that must match another one takes the other's dtype instead of probing again.
-    """
-    gain = _matmul_seconds(torch.float32) / _matmul_seconds(torch.bfloat16)
-    return torch.bfloat16 if gain >= BF16_GAIN else torch.float32

@@ -170,11 +170,6 @@ def f32(values: Iterable[float]) -> bytes:
     return _packed("f", values)
 
 
-def i16(values: Iterable[int]) -> bytes:
-    """Integers as packed little-endian int16 (expert ids)."""
-    return _packed("h", values)
-
-
 def read_i32(data: bytes) -> list[int]:
     """The integers of `i32` bytes."""
     return list(_unpacked("i", data))
@@ -183,11 +178,6 @@ def read_i32(data: bytes) -> list[int]:
 def read_f32(data: bytes) -> list[float]:
     """The numbers of `f32` bytes, exactly."""
     return list(_unpacked("f", data))
-
-
-def read_i16(data: bytes) -> list[int]:
-    """The integers of `i16` bytes."""
-    return list(_unpacked("h", data))
 
 
 def _packed(code: str, values: Iterable[Any]) -> bytes:

@@ -9,7 +9,7 @@ An event whose type the topic does not carry (`schemas/catalog.py`) is poison th
 import logging
 import re
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -156,11 +156,6 @@ def _text(first: dict[str, bytes], name: str) -> str | None:
 
 def _lenient(raw: bytes | None) -> str | None:
     return None if raw is None else raw.decode("ascii", "replace")
-
-
-def with_trace(event: Event[B], traceparent: str | None) -> Event[B]:
-    """The same event under a trace."""
-    return replace(event, traceparent=traceparent)
 
 
 @dataclass(slots=True)

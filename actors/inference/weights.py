@@ -133,11 +133,6 @@ class WeightStore:
         self._held[weights.version] = held
         self.current = weights.version
 
-    def pin(self, version: int) -> None:
-        """Keep `version` until `unpin`, whatever is loaded."""
-        self.get(version)
-        self._pins.add(version)
-
     def unpin(self, version: int) -> None:
         self._pins.discard(version)
 

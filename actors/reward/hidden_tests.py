@@ -13,7 +13,6 @@ Pure: `plan_of` and `command` make what runs inside (`inside.py`), `judge` reads
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,8 +111,3 @@ def equal(got: Any, want: Any) -> bool:
     if isinstance(want, dict):
         return got.keys() == want.keys() and all(equal(got[key], value) for key, value in want.items())
     return bool(got == want)
-
-
-def all_ids(tests: HiddenTests) -> Sequence[str]:
-    """Every case id, exactly as the task names it."""
-    return [case.id for case in tests.cases]

@@ -6,9 +6,7 @@ of the environment (`SandboxError`) passes through: it says nothing about the ca
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-
-import msgspec
+from collections.abc import Callable, Mapping
 
 from odradek.actors.environment.errors import SandboxError
 from odradek.actors.tools import (
@@ -27,7 +25,7 @@ from odradek.actors.tools.arguments import parse
 from odradek.actors.tools.errors import ToolError, UnknownTool
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.redact import MARK, redact
-from odradek.actors.tools.spec import Answer, Context, Display, Effect, Todo, ToolOutcome, ToolSpec, ToolState
+from odradek.actors.tools.spec import Answer, Context, Display, Effect, ToolOutcome, ToolSpec, ToolState
 from odradek.actors.tools.text import utf8_prefix
 from odradek.actors.tools.workspace import Workspace
 
@@ -74,15 +72,6 @@ async def run_call(
     except Exception as error:
         log.exception("tool %s failed", name[:80])
         return _error(f"{name[:80]} failed inside ({type(error).__name__}); try another way", effect, limits)
-
-
-def restore_state(results: Iterable[tuple[str, str]]) -> ToolState:
-    """The state after the successful calls (tool name, result text) of a session, in order."""
-    state = ToolState()
-    for name, text in results:
-        if name == todo_write.TOOL.name:
-            state.todos = msgspec.json.decode(text, type=list[Todo])
-    return state
 
 
 def _outcome(answer: Answer, effect: Effect, limits: Limits) -> ToolOutcome:

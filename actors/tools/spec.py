@@ -41,7 +41,7 @@ class Todo(msgspec.Struct, frozen=True):
 
 
 class ToolState(msgspec.Struct):
-    """What tools remember between calls of one session; nothing that the log lacks (`registry.restore_state`)."""
+    """What tools remember between calls of one session; nothing that the log lacks."""
 
     todos: list[Todo] = []
 

@@ -11,7 +11,7 @@ schedule's step), and in `origin` the position in the log. Store time-outs come 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -41,7 +41,6 @@ from odradek.actors.trainer.manifest import (
     Origin,
     Place,
     Shard,
-    check_adoptable,
     decode,
     digest,
 )
@@ -97,14 +96,6 @@ class Published:
     won: bool
     weights: Weights | None
     """What was stored, when `won`; the parent of the next version's delta."""
-
-
-@dataclass(frozen=True)
-class LastComplete:
-    """The newest version whose every object is there and whole, and what had to be passed over, by name and reason."""
-
-    manifest: Manifest | None
-    skipped: list[str] = field(default_factory=list)
 
 
 class Checkpoints:
@@ -179,22 +170,6 @@ class Checkpoints:
             raise CheckpointError(f"manifest {key} has sha256 {digest(body)}, the log says {sha256}; restore it")
         return decode(body, key)
 
-    async def adopt(self, version: int, expected: Origin) -> Published | None:
-        """On start: the manifest that a trainer killed between manifest and commit left for the next version.
-
-        None when there is none. One that is not of the next uncommitted batch raises `AdoptionError`.
-        """
-        key = self.place.key(version)
-        try:
-            body = await self._store.get(key)
-        except BlobMissing:
-            return None
-        if not body:
-            return None  # its writer died before the first byte; the next put replaces it
-        manifest = decode(body, key)
-        check_adoptable(manifest, version, expected)
-        return Published(manifest, key, digest(body), False, None)
-
     async def weights(self, manifest: Manifest, held: Mapping[int, Mapping[str, Tensor]] | None = None) -> Weights:
         """The weights of `manifest`: whole, or by its deltas on a held state or on the last whole version.
 
@@ -252,16 +227,6 @@ class Checkpoints:
         state.rng.set_state(tensors.pop(_GENERATOR))
         state.optimiser.load_state_tensors(tensors, manifest.optimiser_updates)
         return state, weights
-
-    async def last_complete(self, at_most: int | None = None) -> LastComplete:
-        """The newest complete version up to `at_most`. Newer ones that are not complete are skipped, each by name."""
-        skipped: list[str] = []
-        for version in reversed([v for v in await self.versions() if at_most is None or v <= at_most]):
-            try:
-                return LastComplete(await self.complete(version), skipped)
-            except CheckpointError as e:
-                skipped.append(f"{self.place.key(version)}: {e}")
-        return LastComplete(None, skipped)
 
     async def complete(self, version: int, sha256: str | None = None) -> Manifest:
         """The manifest of a version whose every object is there and whole; raises naming the first that is not."""

@@ -14,7 +14,6 @@ from html import escape
 WIDTH, HEIGHT = 380, 214
 DODGE = 6.0
 """Units between marks of different series at the same place, so that none hides another."""
-WIDEST_BAR = 60.0
 INSET = 10
 """Units between the axes and the first and last mark: marks that are moved aside stay off the axis' numbers."""
 LEFT, RIGHT, TOP, BOTTOM = 44, 18, 8, 36

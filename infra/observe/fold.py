@@ -30,7 +30,6 @@ class Conduct:
     read_before_edit: int = 0
     turns: int = 0
     parallel_turns: int = 0
-    parallel_sessions: int = 0
     sampled_tokens: int = 0
     errors: float = 0.0
 
@@ -43,7 +42,6 @@ class Conduct:
         self.read_before_edit += bool(event.reads_before_edit)
         self.turns += event.turns
         self.parallel_turns += event.parallel_turns
-        self.parallel_sessions += event.parallel_turns > 0
         self.sampled_tokens += event.sampled_tokens
         self.errors += event.components.get("errors", 0.0)
 
@@ -123,7 +121,6 @@ class RunFold:
     """When each open group was opened (ms)."""
     sealed: int = 0
     discarded: Counter[str] = field(default_factory=Counter)
-    discarded_tokens: list[int] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     lost_lengths: dict[str, list[int]] = field(default_factory=dict)
     """Sampled tokens of each finished member of groups that were not trained on, by reason."""
@@ -209,7 +206,6 @@ class RunFold:
                 self.open_groups.discard(body.group_id)
                 self.opened_ms.pop(body.group_id, None)
                 self.discarded[body.reason] += 1
-                self.discarded_tokens += body.member_tokens
                 self.lost_lengths.setdefault(body.reason, []).extend(body.member_tokens)
 
     def _batch(self, ref: RecordRef, body: BatchAssembled, time_ms: int) -> None:

@@ -68,7 +68,6 @@ class CallNote:
     done_at: int = -1
     is_error: bool = False
     duration_ms: float = 0.0
-    changed_files: int = 0
 
 
 @dataclass(slots=True)
@@ -194,7 +193,6 @@ class SessionBook:
         for call in reversed(note.calls):
             if (call.turn, call.index) == (body.turn, body.index):
                 call.done_at, call.is_error, call.duration_ms = at, body.is_error, body.duration_ms
-                call.changed_files = len(body.delta.changes) if body.delta is not None else 0
                 self.finished_calls += 1
                 self.calls[call.name, body.is_error] += 1
                 self._marks.setdefault(note.partition, []).append((at, CALL))

@@ -132,54 +132,35 @@ async def test_kill_between_shards_and_manifest_leaves_the_last_complete_version
     with pytest.raises(Killed):
         await publish_versions(checkpoints, 3)
     stray = len(await store.list(f"{PLACE.prefix}blobs/"))
-    found = await checkpoints.last_complete()
-    assert found.manifest is not None and found.manifest.version == 2 and found.skipped == []
-    assert found.manifest.origin == origin(2)
+    assert await checkpoints.versions() == [0, 1, 2]
+    assert (await checkpoints.complete(2)).origin == origin(2)
     assert stray > 3 * 2, "the lost version's shards really were there"
 
 
 @pytest.mark.parametrize("shard", ["weights", "trainer"])
 @pytest.mark.parametrize("damage", ["shorten", "lose"])
-async def test_last_complete_checkpoint_is_used_and_the_skipped_one_named(shard: str, damage: str) -> None:
-    """One file of the newest checkpoint is shorter by a byte, or gone: the one before is used, position included."""
+async def test_a_checkpoint_that_is_not_whole_is_refused_naming_the_shard(shard: str, damage: str) -> None:
+    """One file of the newest checkpoint is shorter by a byte, or gone; the one before is whole, position included."""
     store = DamagedStore()
     checkpoints = Checkpoints(store, PLACE, full_every=1)
     published = await publish_versions(checkpoints, 3)
     getattr(store, damage)(published[3].manifest.shard(shard).key)
-    found = await checkpoints.last_complete()
-    assert found.manifest == published[2].manifest
-    assert found.manifest.origin.input_offset == 102 and found.manifest.origin.batch_id == "batch-1"
-    assert len(found.skipped) == 1
-    assert found.skipped[0].startswith("first/demo/main/3: ") and repr(shard) in found.skipped[0]
-    with pytest.raises(IncompleteCheckpointError, match=f"first/demo/main/3: shard '{shard}'"):
-        await checkpoints.restore(published[3].manifest)
+    before = await checkpoints.complete(2)
+    assert before == published[2].manifest
+    assert before.origin.input_offset == 102 and before.origin.batch_id == "batch-1"
+    for use in (checkpoints.complete(3), checkpoints.restore(published[3].manifest)):
+        with pytest.raises(IncompleteCheckpointError, match=f"first/demo/main/3: shard '{shard}'"):
+            await use
 
 
-async def test_damaged_manifest_is_skipped_by_name() -> None:
+async def test_damaged_manifest_is_refused_by_name() -> None:
     store = DamagedStore()
     checkpoints = Checkpoints(store, PLACE)
     await publish_versions(checkpoints, 2)
     store.shorten(PLACE.key(2))
-    found = await checkpoints.last_complete()
-    assert found.manifest is not None and found.manifest.version == 1
-    assert "first/demo/main/2" in found.skipped[0] and "damaged" in found.skipped[0]
-
-
-async def test_last_complete_respects_the_newest_committed_version() -> None:
-    checkpoints = Checkpoints(MemoryStore(), PLACE)
-    await publish_versions(checkpoints, 12)
-    found = await checkpoints.last_complete(at_most=11)
-    assert found.manifest is not None and found.manifest.version == 11
-    empty = await Checkpoints(MemoryStore(), PLACE).last_complete()
-    assert empty.manifest is None and empty.skipped == []
-
-
-async def test_manifest_of_the_next_uncommitted_batch_is_adopted() -> None:
-    checkpoints = Checkpoints(MemoryStore(), PLACE)
-    published = await publish_versions(checkpoints, 1)
-    adopted = await checkpoints.adopt(1, origin(1))
-    assert adopted is not None and adopted.manifest == published[1].manifest and adopted.sha256 == published[1].sha256
-    assert await checkpoints.adopt(2, origin(2)) is None
+    with pytest.raises(IncompleteCheckpointError, match=r"first/demo/main/2 .* damaged"):
+        await checkpoints.complete(2)
+    assert (await checkpoints.complete(1)).version == 1
 
 
 @pytest.mark.parametrize(
@@ -197,7 +178,7 @@ async def test_manifest_of_anything_else_stops_the_lane(change: dict[str, Any]) 
     published = await publish_versions(checkpoints, 1)
     expected = msgspec.structs.replace(origin(1), **change)
     with pytest.raises(AdoptionError, match=f"{next(iter(change))} is .* expected .*odradek restore"):
-        await checkpoints.adopt(1, expected)
+        check_adoptable(published[1].manifest, 1, expected)
     with pytest.raises(AdoptionError, match="version is 1, expected 2"):
         check_adoptable(published[1].manifest, 2, origin(1))
 

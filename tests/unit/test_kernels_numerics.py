@@ -10,7 +10,7 @@ import torch
 
 from odradek.kernels import numerics
 from odradek.kernels.attention import units
-from odradek.kernels.numerics import numerics_facts, numerics_id, probe_cpu_dtype, source_digest
+from odradek.kernels.numerics import numerics_facts, numerics_id, source_digest
 from odradek.kernels.rows import cpu as rows_cpu
 
 SECONDS = 120
@@ -73,27 +73,3 @@ def test_facts_are_readable_and_name_no_path_of_this_machine() -> None:
     assert {"torch", "build", "cpu", "threads", "tiles", "dtype", "sources"} <= set(facts)
     here = (str(Path.home()), str(Path(torch.__file__).parent), str(Path.cwd()))
     assert not any(place in value for place in here for value in facts.values())
-
-
-@pytest.mark.parametrize("fp32, bf16, chosen", [(1.0, 0.5, "bfloat16"), (1.0, 0.8, "float32"), (0.01, 1.0, "float32")])
-def test_bf16_is_chosen_only_where_it_is_clearly_faster(
-    monkeypatch: pytest.MonkeyPatch, fp32: float, bf16: float, chosen: str
-) -> None:
-    asked: list[torch.dtype] = []
-
-    def seconds(dtype: torch.dtype) -> float:
-        asked.append(dtype)
-        return fp32 if dtype == torch.float32 else bf16
-
-    monkeypatch.setattr(numerics, "_matmul_seconds", seconds)
-    probe_cpu_dtype.cache_clear()
-    try:
-        assert probe_cpu_dtype() == probe_cpu_dtype() == getattr(torch, chosen)
-        assert len(asked) == 2
-    finally:
-        probe_cpu_dtype.cache_clear()
-
-
-def test_probe_answers_on_this_machine() -> None:
-    probe_cpu_dtype.cache_clear()
-    assert probe_cpu_dtype() in (torch.float32, torch.bfloat16)

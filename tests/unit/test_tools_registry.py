@@ -11,7 +11,7 @@ from odradek.actors.environment.errors import SandboxInfraError
 from odradek.actors.tools import registry
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.local_workspace import LocalWorkspace
-from odradek.actors.tools.registry import TOOLS, restore_state, run_call
+from odradek.actors.tools.registry import TOOLS, run_call
 from odradek.actors.tools.spec import Answer, Context, ToolOutcome, ToolState
 
 
@@ -142,13 +142,6 @@ async def test_given_ids_are_kept_and_a_repeated_one_is_replaced(tmp_path: Path)
     items = '[{"content": "a"}, {"id": "1", "content": "b"}, {"id": 2, "content": "c"}, {"id": "1", "content": "d"}]'
     stored = msgspec.json.decode((await call(tmp_path, "todo_write", items=items)).text)
     assert [item["id"] for item in stored] == ["3", "1", "2", "4"]
-
-
-async def test_the_todo_state_is_rebuilt_from_logged_results(tmp_path: Path) -> None:
-    state = ToolState()
-    texts = [(await call(tmp_path, "todo_write", state, items=f'[{{"content": "step {n}"}}]')).text for n in range(3)]
-    restored = restore_state([("read_file", "x"), *(("todo_write", text) for text in texts)])
-    assert restored.todos == state.todos
 
 
 async def test_an_unknown_todo_status_is_refused_with_the_known_ones(tmp_path: Path) -> None:

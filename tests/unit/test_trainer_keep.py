@@ -104,7 +104,6 @@ async def test_a_reader_of_a_pruned_version_is_told_its_name() -> None:
     again = pickle.loads(pickle.dumps(refused.value))
     assert (type(again), str(again)) == (PrunedVersionError, str(refused.value))
     assert await checkpoints.pruned() == [0]
-    assert (await checkpoints.last_complete()).manifest is None
 
 
 async def test_shards_are_shared_within_a_place_and_no_further() -> None:

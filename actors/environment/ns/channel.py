@@ -16,8 +16,6 @@ from typing import Any
 from odradek.actors.environment.errors import SandboxGoneError, SandboxInfraError, SandboxSpecError
 from odradek.actors.environment.ns import wire
 
-Reply = tuple[wire.Message, list[int]]
-
 
 class Channel:
     """One socket. `on_event` gets events with their descriptors, which it then owns."""
@@ -89,11 +87,9 @@ class Channel:
     def _writable(self) -> None:
         while self._unsent:
             data, fds = self._unsent[0]
-            try:
+            with contextlib.suppress(SandboxGoneError):  # the reader sees the end as well and tells everybody
                 if not self._try_send(data, fds):
                     return
-            except SandboxGoneError:
-                pass  # the reader sees the end as well and tells everybody
             self._unsent.popleft()
             for fd in fds:
                 os.close(fd)

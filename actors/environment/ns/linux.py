@@ -83,10 +83,6 @@ def prctl(option: int, value: int = 0) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
-def close_from(first: int) -> None:
-    _syscall("close_range", ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), 0)
-
-
 def set_fs_user(uid: int) -> None:
     """Files are opened and made as this user, by the calling thread only."""
     _libc.setfsgid(uid)
