@@ -12,6 +12,7 @@ stop, the next one stops before it starts anything.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -24,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from odradek.infra.config.services import reap_sandboxes
-from odradek.infra.errors import UsageError
+from odradek.infra.errors import InfraError, UsageError
 from odradek.infra.stack.component import Component
 from odradek.infra.stack.kafka import Kafka
 from odradek.infra.stack.ray_head import LOOPBACK_ENV, RayHead
@@ -32,6 +33,8 @@ from odradek.infra.stack.s3 import S3Access, S3Keys
 from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import Stack
 from odradek.infra.stack.state import owned
+
+log = logging.getLogger(__name__)
 
 KAFKA_VARIABLE = "ODRADEK_TEST_KAFKA"
 S3_VARIABLE = "ODRADEK_TEST_S3"
@@ -59,7 +62,8 @@ def scratch() -> Iterator[Path]:
 
 
 def end_abandoned() -> list[Path]:
-    """End and remove what lies in folders whose session is gone, as `down` does for a data folder; returns them."""
+    """End and remove what lies in folders whose session is gone, as `down` does for a data folder; returns them. One
+    that can't be ended is left, with a warning."""
     found = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
         with ExitStack() as stack:
@@ -67,13 +71,19 @@ def end_abandoned() -> list[Path]:
                 stack.enter_context(owned(folder, "the end of a killed test session"))
             except (UsageError, OSError):  # it lives, or is somebody else's
                 continue
-            for state in [*folder.glob("d/state.json"), *folder.glob("d/*/state.json")]:
-                data = state.parent
-                parts = (Kafka(data), Seaweed(data), RayHead(data))
-                Stack(data, parts, reap=lambda data=data: reap_sandboxes(data)).down()  # type: ignore[misc]
+            try:
+                for state in [*folder.glob("d/state.json"), *folder.glob("d/*/state.json")]:
+                    _down(state.parent)
+            except InfraError as error:
+                log.warning("%s, left by a killed test session: %s", folder, error)
+                continue
             shutil.rmtree(folder, ignore_errors=True)
             found.append(folder)
     return found
+
+
+def _down(data: Path) -> None:
+    Stack(data, (Kafka(data), Seaweed(data), RayHead(data)), reap=lambda: reap_sandboxes(data)).down()
 
 
 def stop_as_on_interrupt() -> None:

@@ -1,24 +1,29 @@
-"""What the fault harness is made of, without a stack: plans by seed, the failing proxy."""
+"""What the fault harness is made of, without a stack: plans by seed, the report, the failing proxy."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.crash.plan import WEIGHTS, Fault, plan
+from support.crash.plan import AT_ONCE, WEIGHTS, Fault, plan
 from support.crash.proxy import FaultyProxy, Mode
+from support.crash.report import as_json, write
+from support.crash.run import Outcome, Round, Settings
 
 from odradek.streams.faults import POINTS
 
 ACTORS = ["assembler", "controller", "environment-0", "inference-0", "projections", "reward-0", "session-0", "trainer"]
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), faults=st.integers(0, 300))
 def test_the_same_seed_gives_the_same_faults_and_as_many_as_asked(seed: int, faults: int) -> None:
     rounds = plan(seed, faults, ACTORS)
@@ -34,6 +39,26 @@ def test_a_short_run_sees_every_kind_of_fault_and_a_long_one_every_point_and_act
     assert {fault.target for fault in long if fault.kind == "kill"} == set(ACTORS)
     roles = {point for point in POINTS if any(name.startswith(point.partition(".")[0]) for name in ACTORS)}
     assert {fault.how for fault in long if fault.kind == "kill at point"} == roles
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_a_thousand_faults_take_so_few_rounds_that_they_fit_into_two_hours(seed: int) -> None:
+    """A round costs about 25 s of a quiet machine whatever is in it: its longest fault, then the job going on."""
+    rounds = plan(seed, 1000, ACTORS)
+    assert len(rounds) <= 280 and all(len(one) <= max(AT_ONCE) for one in rounds)
+
+
+def test_the_report_of_a_run_that_was_killed_half_way_says_how_far_it_was(tmp_path: Path) -> None:
+    faults = [fault for one in plan(5, 12, ACTORS) for fault in one]
+    outcome = Outcome(injected=faults[:7], rounds=[Round(3, 10.0, 4.0), Round(4, 20.0, 1.0)])
+    write(as_json(Settings(12, 5, tmp_path), outcome, "under way"), tmp_path / "r.md")
+    page, told = (tmp_path / "r.md").read_text(), json.loads((tmp_path / "r.json").read_text())
+    assert "# 7 faults, seed 5: under way" in page and "7 of 12 faults; no guarantee was checked" in page
+    assert "2 rounds, 5.0 s a fault" in page and "| holds |" not in page and "| not checked |" in page
+    assert told["plan"] == [fault.to_json() for fault in faults[:7]]
+    assert told["machine"] and told["date"] and told["versions"]["kafka"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "r.md"]
 
 
 BODY = b"x" * 200_000

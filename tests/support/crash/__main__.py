@@ -69,10 +69,12 @@ def _told(settings: Settings, report: Path | None) -> Outcome | None:
 
     try:
         outcome = run(settings, lambda text: print(f"{time.monotonic() - began:6.0f} s  {text}", flush=True), so_far)
-    except KeyboardInterrupt:
+    except BaseException as error:
         so_far(latest, "interrupted")
         print(f"interrupted after {len(latest.injected)} faults; nothing was checked", file=sys.stderr)
-        return None
+        if isinstance(error, KeyboardInterrupt):
+            return None
+        raise
     print(as_page(as_json(settings, outcome)))
     return outcome
 
