@@ -6,11 +6,11 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
+from support.local_workspace import LocalWorkspace
 
 from odradek.actors.environment.errors import SandboxInfraError
 from odradek.actors.tools import registry
 from odradek.actors.tools.limits import Limits
-from odradek.actors.tools.local_workspace import LocalWorkspace
 from odradek.actors.tools.registry import TOOLS, run_call
 from odradek.actors.tools.spec import Answer, Context, ToolOutcome, ToolState
 
@@ -107,6 +107,35 @@ async def test_a_tool_that_raises_gives_one_result_marked_error_and_its_neighbou
         assert (first.text, first.is_error) == ("hello\n", False)
         assert second.is_error
         assert second.text == "error: list_dir failed inside (ZeroDivisionError); try another way"
+
+
+SECRET = "AKIA" + "IOSFODNN7EXAMPLE"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("read_file", {"path": "secret.txt"}),
+        ("read_file", {"path": f"no-such/{SECRET}"}),
+        ("write_file", {"path": "new.txt", "content": f"key = {SECRET}\n"}),
+        ("edit_file", {"path": "other.txt", "old": "nothing", "new": SECRET}),
+        ("run_terminal", {"command": f"echo {SECRET} >&2"}),
+        ("run_terminal", {"command": f"true {SECRET}"}),
+    ],
+)
+async def test_a_secret_leaves_a_call_neither_as_text_nor_as_error_nor_on_a_persons_screen(
+    tmp_path: Path, name: str, arguments: dict[str, str]
+) -> None:
+    (tmp_path / "secret.txt").write_text(f"key = {SECRET}\n")
+    (tmp_path / "other.txt").write_text("nothing\n")
+    streamed: list[str] = []
+    outcome = await run_call(
+        LocalWorkspace(tmp_path), name, arguments, Limits(), ToolState(), on_output=streamed.append
+    )
+    shown = [outcome.text, *streamed]
+    shown += [outcome.display.title, outcome.display.body] if outcome.display is not None else []
+    assert not any(SECRET in text for text in shown)
+    assert any("[redacted" in text for text in shown), "and that something is hidden is seen"
 
 
 async def test_a_failure_of_the_environment_is_no_result(tmp_path: Path) -> None:
