@@ -121,6 +121,8 @@ SECRET = "AKIA" + "IOSFODNN7EXAMPLE"
         ("edit_file", {"path": "other.txt", "old": "nothing", "new": SECRET}),
         ("run_terminal", {"command": f"echo {SECRET} >&2"}),
         ("run_terminal", {"command": f"true {SECRET}"}),
+        ("list_dir", {}),
+        ("todo_write", {"items": f'[{{"content": "use {SECRET}"}}]'}),
     ],
 )
 async def test_a_secret_leaves_a_call_neither_as_text_nor_as_error_nor_on_a_persons_screen(
@@ -128,6 +130,7 @@ async def test_a_secret_leaves_a_call_neither_as_text_nor_as_error_nor_on_a_pers
 ) -> None:
     (tmp_path / "secret.txt").write_text(f"key = {SECRET}\n")
     (tmp_path / "other.txt").write_text("nothing\n")
+    (tmp_path / f"of {SECRET}").touch()
     streamed: list[str] = []
     outcome = await run_call(
         LocalWorkspace(tmp_path), name, arguments, Limits(), ToolState(), on_output=streamed.append
