@@ -39,9 +39,3 @@ class PagedKV:
         """Store `k`, `v` `[N, kv_heads, head_dim]` at flat `slots` `[N]` (page * 64 + offset in the page)."""
         self.k[layer].flatten(0, 1).index_copy_(0, slots, k)
         self.v[layer].flatten(0, 1).index_copy_(0, slots, v)
-
-
-def flat_slots(block_table_BM: Tensor, row_N: Tensor, position_N: Tensor) -> Tensor:
-    """Where position `position_N[i]` of table row `row_N[i]` lies: page * 64 + offset, int64."""
-    page = block_table_BM[row_N, position_N // PAGE_SIZE].long()
-    return page * PAGE_SIZE + position_N % PAGE_SIZE

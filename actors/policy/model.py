@@ -3,8 +3,8 @@
 Guarantees:
 - the arithmetic is that of transformers' `Qwen3ForCausalLM` and `Qwen3MoeForCausalLM` (QK-norm before rope, rope by
   rotated halves, SwiGLU, RMSNorm), and `save_hf` / `load_hf` exchange checkpoints with it (tests compare logits);
-- training (`forward_packed`) and sampling (`forward_paged`) run the same trunk on the same kernels and differ in the
-  attention call only, whose tiles are the same: under one `numerics_id` a token's hidden state has the same bits in
+- training (`forward_packed`) and sampling (`inference/batch.py`) run the same trunk on the same kernels and differ in
+  the attention call only, whose tiles are the same: under one `numerics_id` a token's hidden state has the same bits in
   both, whatever the batch, the chunking of the prompt or the pages it lies in.
 It never samples, never schedules and holds no cache: pages come in with the call.
 
@@ -25,9 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from odradek.actors.policy.config import ModelConfig
-from odradek.actors.policy.kv import PagedKV, flat_slots
 from odradek.actors.policy.prefixes import shared_rows
-from odradek.kernels.attention.api import attend_causal, attend_paged, plan_paged
+from odradek.kernels.attention.api import attend_causal
 from odradek.kernels.moe.api import expert_layer
 from odradek.kernels.norm.api import rms_norm
 from odradek.kernels.rows.api import linear
@@ -159,43 +158,6 @@ class Policy(nn.Module):
         if routing is not None:
             routing.chosen.extend(ids[rows.of_token] for ids in of_rows.chosen)
         return hidden.index_select(0, rows.of_token)
-
-    @torch.inference_mode()
-    def forward_paged(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        q_len: Tensor,
-        kv: PagedKV,
-        block_table: Tensor,
-        routing: Routing | None = None,
-    ) -> Tensor:
-        """Hidden states `[B, Q, H]` of the new tokens, zero beyond `q_len`.
-
-        Row b brings tokens at `positions[b, :q_len[b]]` (adjacent, increasing); their keys and values are written to
-        the pages first, then each attends to positions 0 to its own through `block_table[b]`. Pages named in the
-        table must hold the row's earlier positions under the same weights. `routing` counts unpadded tokens only.
-        """
-        rows, width = tokens.shape
-        keep_N = (torch.arange(width) < q_len[:, None]).flatten().nonzero()[:, 0]
-        whole = keep_N.numel() == rows * width
-        flat_positions = positions.flatten()[keep_N].long()
-        slots = flat_slots(block_table, keep_N // width, flat_positions)
-        q_positions, lengths = positions.int(), q_len.int()
-        plan = plan_paged(block_table, q_positions, lengths)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv.write(layer, slots, k, v)
-            padded = q.new_zeros(rows * width, *q.shape[1:]).index_copy_(0, keep_N, q) if not whole else q
-            padded = padded.view(rows, width, *q.shape[1:])
-            k_pages, v_pages = kv.k[layer], kv.v[layer]
-            out = attend_paged(padded, k_pages, v_pages, block_table, q_positions, lengths, plan).flatten(0, 1)
-            return out if whole else out[keep_N]
-
-        hidden = self.trunk(tokens.flatten()[keep_N], flat_positions, attend, routing=routing)
-        if whole:
-            return hidden.view(rows, width, -1)
-        return hidden.new_zeros(rows * width, hidden.shape[1]).index_copy_(0, keep_N, hidden).view(rows, width, -1)
 
     def trunk(
         self,

@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from odradek.actors.inference.batch import PagedBatch, parts_of
+from odradek.actors.inference.pages import Holding
+from odradek.actors.inference.scheduler import Sequence
+from odradek.actors.inference.types import SampleRequest
 from odradek.actors.policy.config import ModelConfig
-from odradek.actors.policy.kv import PAGE_SIZE, PagedKV
+from odradek.actors.policy.kv import PAGE_SIZE
 from odradek.actors.policy.model import Policy, Routing
 from odradek.kernels.logprob.api import row_logits, token_logprobs
 
@@ -48,18 +52,25 @@ def sequences(*lengths: int, vocab: int = 97) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, positions, starts
 
 
+def in_pages(tokens: Tensor, pages: list[int], slot: int = 0) -> Sequence:
+    """A sequence as the engine has it, none of it computed."""
+    request = SampleRequest(
+        request_id="r", session_id="s", epoch=0, prompt_tokens=[], max_new_tokens=1, stop_ids=frozenset(), seed=0,
+        deadline=0.0,
+    )  # fmt: skip
+    return Sequence(request, 0, 0, tokens.tolist(), Holding(pages), slot)
+
+
 def sample_way(policy: Policy, tokens: Tensor, chunks: list[int], first_page: int = 0) -> Tensor:
-    """Hidden states of one sequence fed through the pages chunk by chunk."""
+    """Hidden state of each chunk's last token, one sequence fed through the engine's pages."""
     pages = -(-len(tokens) // PAGE_SIZE)
-    kv = PagedKV(policy.config, first_page + pages + 1)
-    table = torch.arange(first_page, first_page + pages, dtype=torch.int32).flip(0)[None]
-    out, at = [], 0
+    batch = PagedBatch(policy.config, first_page + pages + 1, slots=1)
+    sequence = in_pages(tokens, list(range(first_page, first_page + pages))[::-1])
+    out = []
     for n in chunks:
-        new = tokens[None, at : at + n]
-        positions = torch.arange(at, at + n)[None]
-        out.append(policy.forward_paged(new, positions, torch.tensor([n]), kv, table)[0])
-        at += n
-    return torch.cat(out)
+        out.append(batch.forward(policy, [[(sequence, n)]])[0])
+        sequence.held.computed += n
+    return torch.stack(out)
 
 
 @SHAPES
@@ -99,7 +110,7 @@ def test_sampler_and_trainer_hidden_states_are_equal_bit_for_bit(config: ModelCo
     with torch.no_grad():
         trained = policy.forward_packed(tokens, positions, starts)
     sampled = sample_way(policy, tokens, chunks, first_page=3)
-    assert torch.equal(trained, sampled)
+    assert torch.equal(trained[torch.tensor(chunks).cumsum(0) - 1], sampled)
 
 
 def test_packed_sequences_do_not_see_each_other() -> None:
@@ -115,26 +126,24 @@ def test_packed_sequences_do_not_see_each_other() -> None:
 
 def test_rows_of_unequal_new_tokens_equal_rows_alone() -> None:
     policy = a_policy(SMALL)
-    lengths = [9, 70, 1]
+    lengths = [9, 70, 1, 12]
     tokens, _, _ = sequences(*lengths)
-    parts = list(tokens.split_with_sizes(lengths))
-    kv = PagedKV(policy.config, 8)
-    table = torch.tensor([[0, 7], [1, 2], [5, 6]], dtype=torch.int32)
-    padded = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-    positions = torch.arange(70)[None].expand(3, -1)
-    hidden = policy.forward_paged(padded, positions, torch.tensor(lengths), kv, table)
-    for row, part in enumerate(parts):
-        assert torch.equal(hidden[row, : len(part)], sample_way(policy, part, [len(part)]))
-        assert not hidden[row, len(part) :].any()
+    rows = [
+        in_pages(part, pages, slot)
+        for slot, (part, pages) in enumerate(zip(tokens.split(lengths), [[0], [1, 2], [5], [7]], strict=True))
+    ]
+    parts = parts_of([(row, len(row.tokens)) for row in rows])
+    together = PagedBatch(policy.config, 8, slots=4).forward(policy, parts)
+    for hidden, (row, n) in zip(together, (row for part in parts for row in part), strict=True):
+        assert torch.equal(hidden, sample_way(policy, torch.tensor(row.tokens), [n])[0])
 
 
 def test_padding_of_a_row_writes_no_page() -> None:
     policy = a_policy(SMALL)
-    kv = PagedKV(policy.config, 4)
-    tokens = torch.ones(2, 6, dtype=torch.long)
-    positions = torch.arange(6)[None].expand(2, -1)
-    policy.forward_paged(tokens, positions, torch.tensor([6, 2]), kv, torch.tensor([[0], [2]], dtype=torch.int32))
-    written = kv.k[0].abs().sum(dim=(2, 3)) > 0
+    batch = PagedBatch(policy.config, 4, slots=2)
+    tokens = torch.ones(6, dtype=torch.long)
+    batch.forward(policy, [[(in_pages(tokens, [0], 0), 6), (in_pages(tokens[:2], [2], 1), 2)]])
+    written = batch._kv.k[0].abs().sum(dim=(2, 3)) > 0
     assert written[0].nonzero().flatten().tolist() == list(range(6))
     assert written[2].nonzero().flatten().tolist() == [0, 1]
     assert not written[1].any() and not written[3].any()
