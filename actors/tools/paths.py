@@ -1,6 +1,6 @@
 """The lexical half of the path rules: pure, before any file system is asked.
 
-The other half (links, and `..` behind a link) needs the tree and is `beneath.py`'s, or the sandbox driver's.
+The other half (links, and `..` behind a link) needs the tree and is the sandbox driver's.
 """
 
 import os

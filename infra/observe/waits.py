@@ -153,9 +153,6 @@ TABLE: Final = (
     _wait("tool helper", "environment actor", "the helper process", "actors.tools.helper.START_SECONDS",
           "the helper is killed and the call's result says that it took too long", HOST,
           "actors/tools/helper.py:_read", "actors/tools/helper.py:Helper._end"),
-    _wait("local command", "local workspace", "a command", "Limits.command_seconds",
-          "its group is killed; the result says so", HOST,
-          "actors/tools/local_processes.py:LocalProcesses.run", "actors/tools/local_processes.py:end_group"),
     # -- starts, ends, reopenings ------------------------------------------------------------------------------------
     _wait("actor's start", "the actor's constructor", "broker, store, images",
           "actors.environment.actor.START_DEADLINE_S", "Ray says that it did not come up, with the cause", UP,

@@ -1,9 +1,9 @@
 """A directory of the host reached without ever following a symbolic link below it.
 
 Each path is walked one component at a time, each opened relative to its parent and never through a link, so that
-neither a link that stands there nor one that appears in between leads a read or a write out of the folder. Unlike
-`actors.tools.beneath`, which follows links that stay inside, a link on the way is an error here: what a person accepted
-names real places. Blocking calls; each is one local file operation.
+neither a link that stands there nor one that appears in between leads a read or a write out of the folder. Unlike in a
+sandbox, where links that stay inside are followed, a link on the way is an error here: what a person accepted names
+real places. Blocking calls; each is one local file operation.
 """
 
 from __future__ import annotations

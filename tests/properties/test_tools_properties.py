@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.beneath import Beneath
 
-from odradek.actors.tools.beneath import Beneath
 from odradek.actors.tools.diff import unified
 from odradek.actors.tools.edit_file import replace_once
 from odradek.actors.tools.errors import NoMatch, ToolError

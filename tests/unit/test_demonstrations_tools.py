@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.local_workspace import LocalWorkspace
 
 from odradek.actors.policy.template import Call
 from odradek.actors.tools.limits import Limits
-from odradek.actors.tools.local_workspace import LocalWorkspace
 from odradek.actors.tools.registry import run_call
 from odradek.actors.tools.spec import ToolState
 from odradek.infra.demo.demonstrations.emulation import EmulatedWorkspace

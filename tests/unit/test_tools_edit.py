@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from support.local_workspace import LocalWorkspace
 from unidiff.patch import PatchSet
 
 from odradek.actors.tools.diff import COMPARED_LINES, unified
 from odradek.actors.tools.limits import Limits
-from odradek.actors.tools.local_workspace import LocalWorkspace
 from odradek.actors.tools.registry import run_call
 from odradek.actors.tools.spec import ToolOutcome, ToolState
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from support.local_workspace import LocalWorkspace
 
 from odradek.actors.tools.limits import Limits
-from odradek.actors.tools.local_workspace import LocalWorkspace
 from odradek.actors.tools.python_lint import lint
 from odradek.actors.tools.registry import run_call
 from odradek.actors.tools.spec import ToolState

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from contract.tools_contract import OUTSIDE_TEXT, ToolsContract
-
-from odradek.actors.tools.local_workspace import LocalWorkspace
+from support.local_workspace import LocalWorkspace
 
 
 @pytest.fixture

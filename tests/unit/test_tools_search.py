@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.local_workspace import LocalWorkspace
 
 from odradek.actors.tools.helper import Helper, HelperLost, HelperRefused
 from odradek.actors.tools.limits import Limits
-from odradek.actors.tools.local_workspace import LocalWorkspace
 from odradek.actors.tools.registry import run_call
 from odradek.actors.tools.semantic_search import FIRST_LINE
 from odradek.actors.tools.spec import ToolState

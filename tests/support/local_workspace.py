@@ -1,8 +1,8 @@
-"""A workspace that is a directory of this host, without isolation: for tests, and for a person's own scripts.
+"""A workspace that is a directory of this host, without isolation: tools are tested on it without a sandbox.
 
-It keeps every rule of `workspace.py` about paths, stdin, time-outs and process trees, so that a tool can't tell it from
-a sandbox; but its commands are this user's processes on this machine. Nothing falls back to it: whoever wants it names
-it. A process that leaves its group (`setsid`) is out of its reach, which a sandbox's is not.
+It keeps every rule of `actors/tools/workspace.py` about paths, stdin, time-outs and process trees, so that a tool can't
+tell it from a sandbox; but its commands are this user's processes on this machine. A process that leaves its group
+(`setsid`) is out of its reach, which a sandbox's is not.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 
 from odradek.actors.environment.errors import SandboxInfraError
-from odradek.actors.tools.beneath import Beneath
 from odradek.actors.tools.errors import NoSuchJob
-from odradek.actors.tools.local_processes import BackgroundJob, LocalProcesses
 from odradek.actors.tools.workspace import Entry, Exit, FileStat, JobStatus, OnOutput
+from support.beneath import Beneath
+from support.local_processes import BackgroundJob, LocalProcesses
 
 
 class LocalWorkspace:
