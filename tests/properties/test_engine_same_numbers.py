@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.small_model import CONFIG as DENSE
 
 from odradek.actors.inference.engine import Engine
 from odradek.actors.inference.settings import EngineSettings
@@ -23,16 +24,6 @@ from odradek.actors.policy.hf import to_hf_state
 from odradek.actors.policy.model import Policy
 from odradek.kernels.logprob.api import token_logprobs
 
-DENSE = ModelConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=320,
-)
 MOE = msgspec.structs.replace(DENSE, num_experts=4, moe_intermediate_size=24)
 POLICIES = {(c.num_experts, v): Policy(c, seed=v) for c in (DENSE, MOE) for v in (1, 2)}
 STOP = 96

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from support.small_model import CONFIG
 from torch import Tensor
 
 from odradek.actors.inference import errors
@@ -16,21 +17,10 @@ from odradek.actors.inference.engine import Engine
 from odradek.actors.inference.settings import EngineSettings
 from odradek.actors.inference.types import Priority, SampleRequest, SampleResult
 from odradek.actors.inference.weights import build
-from odradek.actors.policy.config import ModelConfig
 from odradek.actors.policy.hf import to_hf_state
 from odradek.actors.policy.model import Policy, Routing
 from odradek.kernels.logprob.api import token_logprobs
 
-CONFIG = ModelConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=320,
-)
 STATES = {v: to_hf_state(Policy(CONFIG, seed=v)) for v in (1, 2, 3)}
 PROMPT = [(i * 31 + 5) % 97 for i in range(150)]
 

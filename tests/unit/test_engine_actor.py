@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 import msgspec
 import pytest
 import torch
+from support.small_model import CONFIG
 from torch import Tensor
 
 from odradek.actors.inference import actor as actor_module
@@ -19,20 +20,9 @@ from odradek.actors.inference.engine import Engine, StepOutput
 from odradek.actors.inference.settings import EngineSettings
 from odradek.actors.inference.types import SampleRequest
 from odradek.actors.inference.weights import FetchedWeights, state_digest
-from odradek.actors.policy.config import ModelConfig
 from odradek.actors.policy.hf import to_hf_state
 from odradek.actors.policy.model import Policy
 
-CONFIG = ModelConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=320,
-)
 STATES = {v: to_hf_state(Policy(CONFIG, seed=v)) for v in range(1, 8)}
 States = Mapping[int, Mapping[str, Tensor]]
 

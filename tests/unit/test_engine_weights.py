@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.small_model import CONFIG
 from torch import Tensor
 
 from odradek.actors.inference.engine import Engine
@@ -18,16 +19,6 @@ from odradek.actors.policy.errors import CheckpointLoadError
 from odradek.actors.policy.hf import save_hf, to_hf_state
 from odradek.actors.policy.model import Policy
 
-CONFIG = ModelConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=320,
-)
 STATE = to_hf_state(Policy(CONFIG, seed=1))
 OTHER = to_hf_state(Policy(CONFIG, seed=2))
 NORM = "model.norm.weight"
