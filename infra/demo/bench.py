@@ -23,8 +23,8 @@ SIZES = {"new_combinations": 240, "unseen_identifiers": 120, "unseen_templates":
 """Tasks of each set; the standard error of a rate of one half is then 3.2 and 4.6 points."""
 
 STEPS = 40
-"""Training steps of each seed, half as many again as the demo's eight minutes hold on two quiet cores. Too few: the gain
-of one seed differs from the next one's by more than what is measured. Too many: an afternoon."""
+"""Training steps of each seed, half as many again as the demo's eight minutes hold on two quiet cores. Too few: the
+gain of one seed differs from the next one's by more than what is measured. Too many: an afternoon."""
 MINUTES = 60.0
 """Longest training window of a seed, minutes: only a run that no longer moves meets it."""
 
