@@ -96,6 +96,36 @@ def _verify(context: Context, lane: str, batch_id: str | None) -> None:
         raise click.exceptions.Exit(EXIT_CASE_FAILED)
 
 
+@command.command
+@click.option("--session", "sessions", multiple=True, help="Only the session of this id; repeatable.")
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="[the one of policy.dir]"
+)
+@command_options
+def sessions(context: Context, sessions: tuple[str, ...], tokenizer: Path | None) -> None:
+    """Fold every session and compare each record with what its state machine produces from those before it.
+
+    Nothing is sampled and no tool runs. A session stops at its first divergence, named by topic, partition, offset,
+    expected and found; exit code 1 if one diverges, or if there is no session. Sessions written with another tokenizer
+    are counted and not compared.
+    """
+    from odradek.actors.policy.directory import TOKENIZER_FILE
+    from odradek.infra.cli.replay_work import checked_sessions
+    from odradek.infra.cluster.policy import policy_dir
+
+    path = tokenizer or policy_dir(context.config) / TOKENIZER_FILE
+
+    async def work(tell: Say) -> Any:
+        async with opened_log(context) as event_log:
+            return await checked_sessions(event_log, frozenset(sessions), path, tell)
+
+    found = run(context, "comparing", work)
+    lines = [str(one) for one in found.diverged]
+    context.result(found.value(), "\n".join([*lines, str(found)]))
+    if found.diverged or not found.compared:
+        raise click.exceptions.Exit(EXIT_CASE_FAILED)
+
+
 def _why(verdict: Any) -> str:
     leaves = [f"{leaf} {session}" for session, leaf in verdict.leaves.items() if leaf != "rebuilt"]
     whole = [] if verdict.reassembled else ["assembling its groups again gives another batch"]

@@ -1,4 +1,4 @@
-"""What `odradek replay rebuild` does between reading its options and printing: batches of a lane, made again.
+"""What `odradek replay` does between reading its options and printing: batches of a lane made again, sessions compared.
 
 Not a command of its own.
 """
@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from odradek.actors.policy.template import XmlTemplate
+from odradek.actors.policy.tokenizer import Tokenizer
+from odradek.actors.session.check import check
+from odradek.actors.session.errors import ReplayDivergence
 from odradek.infra.errors import UsageError
 from odradek.streams import topics
 from odradek.streams.assembly.v1.batch import MicroArrays
 from odradek.streams.assembly.versions import assembler
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
+from odradek.streams.events.sessions import SessionOpened
 from odradek.streams.log import EventLog
+from odradek.streams.ownership import SessionRecord
 from odradek.streams.replay.rebuild import LaneSeals, RebuildReport, batches_of, lane_config, sequences_of, verify_batch
-from odradek.streams.replay.select import bodies
+from odradek.streams.replay.select import bodies, readable
 
 Say = Callable[[str], None]
 
@@ -106,3 +115,63 @@ async def _wanted(event_log: EventLog, lane: str, batch_id: str | None) -> Async
         after = batch.input_offset
     if batch_id is not None and not found:
         raise UsageError(f"no batch {batch_id!r} on lane {lane}; `replay verify --json` lists what there is")
+
+
+@dataclass(slots=True)
+class Checked:
+    """Sessions against their state machine."""
+
+    compared: int = 0
+    other_tokenizer: int = 0
+    diverged: list[ReplayDivergence] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        text = f"{self.compared - len(self.diverged)}/{self.compared} sessions as their state machine produces them"
+        return text + (f"; {self.other_tokenizer} of another tokenizer left out" if self.other_tokenizer else "")
+
+    def value(self) -> dict[str, Any]:
+        """As JSON values."""
+        names = ("session_id", "topic", "partition", "offset", "expected", "found")
+        diverged = [{name: getattr(one, name) for name in names} for one in self.diverged]
+        return {"compared": self.compared, "other_tokenizer": self.other_tokenizer, "diverged": diverged}
+
+
+async def checked_sessions(event_log: EventLog, wanted: frozenset[str], tokenizer: Path, say: Say) -> Checked:
+    """Every session on the log, or those asked for; one partition's in memory at a time."""
+    template, report = XmlTemplate(Tokenizer.from_file(tokenizer)), Checked()
+    found: dict[str, list[SessionRecord]] = {}
+    partition = -1
+    missing = set(wanted)
+
+    def compare() -> None:
+        for session, records in found.items():
+            _compare(report, session, records, template, partition)
+        found.clear()
+        say(f"{report.compared} sessions compared so far, {len(report.diverged)} of them diverge")
+
+    async for record in readable(event_log, topics.SESSIONS.name):
+        if record.ref.partition != partition:
+            compare()
+            partition = record.ref.partition
+        key, event = record.key or "", record.event
+        if not wanted or key in wanted:
+            missing.discard(key)
+            found.setdefault(key, []).append((record.ref.offset, event.id, event.meta, event.body))
+    compare()
+    if missing:
+        raise UsageError(f"no session {', '.join(sorted(missing))} on the log")
+    return report
+
+
+def _compare(
+    report: Checked, session: str, records: list[SessionRecord], template: XmlTemplate, partition: int
+) -> None:
+    opened = records[0][3]
+    if isinstance(opened, SessionOpened) and opened.tokenizer not in ("", template.tokenizer.digest):
+        report.other_tokenizer += 1
+        return
+    report.compared += 1
+    try:
+        check(session, records, template, topic=topics.SESSIONS.name, partition=partition)
+    except ReplayDivergence as divergence:
+        report.diverged.append(divergence)
