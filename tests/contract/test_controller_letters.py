@@ -20,7 +20,7 @@ from odradek.streams.dlq import PREFIX, DeadLetters, State, Why
 from odradek.streams.events.dlq import DeadLetterEvent, DeadLetterRefused, DeadLetterReleased
 from odradek.streams.events.groups import GroupDiscarded
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.events.tasks import TaskPublished
+from odradek.streams.events.tasks import TaskCancelled, TaskPublished
 from odradek.streams.events.weights import CurrentWeights, VersionPinned, VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.replay.select import bodies
@@ -72,6 +72,8 @@ async def test_a_released_task_keeps_its_ids_and_is_taken_once_whenever_the_cont
 ) -> None:
     """Killed with what follows from the release written or not, and before it counts as delivered."""
     ref = await lane.log.append(TOPIC, REFUSED.task_id, an_event(REFUSED))
+    after = TaskCancelled(task_id="nobody's")  # read at its place, behind the letter's
+    await lane.log.append(TOPIC, REFUSED.task_id, an_event(after))
     low = [0] * topics.TASKS.partitions
     low[ref.partition] = ref.offset + 1  # behind what is decided: no controller reads it at its place
     lane.settings["tenants_low"] = {TOPIC: low}
