@@ -38,7 +38,7 @@ test-slow: $(INSTALLED) ## The slow ones: a person's run, 200 damaged places in 
 	@$(BIN)/pytest -q -m "slow and not gpu" $(ARGS)
 
 crash: $(INSTALLED) ## N seeded faults into a running job, then every guarantee checked: make crash N=50 SEED=1
-	@cd tests && ../$(BIN)/python -m support.crash --faults $(or $(N),50) --seed $(or $(SEED),1) \
+	@cd tests && exec ../$(BIN)/python -m support.crash --faults $(or $(N),50) --seed $(or $(SEED),1) \
 		--report $(or $(REPORT),/tmp/odradek-crash-$(or $(N),50)-$(or $(SEED),1).md)
 
 check: lint types layers ## Lint, types, layers: what CI checks before it tests.

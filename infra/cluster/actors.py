@@ -22,7 +22,7 @@ from odradek.infra.telemetry import TELEMETRY
 START_DEADLINE_S = 120.0
 """Seconds for one actor to come up (importing torch takes 5 on an idle core, far more while others start)."""
 CALLS = 1000
-"""Calls that an actor takes at once beside those of rollouts. Too low: people's sessions wait until rollouts' calls end;
+"""Calls that an actor takes at once beside those of rollouts. Too low: people's sessions wait for rollouts' calls;
 too high: nothing, each is one small object."""
 STOP_DEADLINE_S = 20.0
 """Seconds for the actors to go away."""
