@@ -54,8 +54,8 @@ from odradek.streams.priority import ReservedThreads
 T = TypeVar("T")
 
 FILE_THREADS = 4
-"""Threads for file work; production has as many again. Too low: a large diff delays every read; high: they fight over
-the interpreter."""
+"""Threads for file work; production has as many again. Too low: a large diff delays every read; too high: they fight
+over the interpreter."""
 
 
 class _Counters:
