@@ -14,6 +14,7 @@ from typing import Protocol
 
 from odradek.infra.deadline import Deadline
 from odradek.infra.errors import ComponentFailed, Unreachable
+from odradek.infra.stack.ports import refused
 from odradek.infra.stack.processes import POLL_S, log_tail
 
 SAY_S = 3.0
@@ -71,9 +72,10 @@ class Component(Protocol):
 def wait_ready(
     component: Component, ports: Mapping[str, int], process: subprocess.Popen[bytes], log: Path, progress: Progress
 ) -> None:
-    """Until the health check passes; an early end or the deadline is an error that quotes the log."""
+    """Until the health check passes; an early end (of the process, or of what listened) or the deadline is an error
+    that quotes the log."""
     deadline = Deadline(component.start_deadline_s)
-    said = 0
+    said, listened = 0, set[int | Path]()
     reason = "nothing listens yet"
     while True:
         code = process.poll()
@@ -87,6 +89,14 @@ def wait_ready(
                 return
             except Unreachable as error:
                 reason = str(error)
+        for where in component.listens(ports) if component.detaches else ():
+            if not refused(where):
+                listened.add(where)
+            elif where in listened:
+                raise ComponentFailed(
+                    f"{component.name} died while it was starting (nothing listens on {where} any more): "
+                    f"{log_tail(log)}; log: {log}"
+                )
         if deadline.expired:
             raise ComponentFailed(
                 f"{component.name} was not ready within {deadline.seconds:.0f} s ({reason}): {log_tail(log)}; "
@@ -94,5 +104,5 @@ def wait_ready(
             )
         if deadline.elapsed >= said + SAY_S:
             said = int(deadline.elapsed)
-            progress(component.name, f"starting, {said} s")
+            progress(component.name, f"starting, {said} s ({reason})")
         time.sleep(POLL_S * 2)

@@ -147,12 +147,12 @@ class Stack:
             futures = [pool.submit(self._start_one, part, shared, progress) for part in parts]
             _first_failure(futures)
         except BaseException:
-            shared.abort.set()
+            begun = shared.give_up([part.name for part in parts])
             for part in parts:
-                self._end(state, part.name, 0.0)
+                self._end(begun, part.name, 0.0)
             wait(futures)
             for part in parts:
-                self._end_part(shared.state, part, 0.0)
+                self._end_part(begun, part, 0.0)
             raise
         finally:
             pool.shutdown()
@@ -306,8 +306,23 @@ class _Shared:
 
     def record(self, name: str, component: ComponentState) -> None:
         with self._lock:
-            self.state = self.state.with_component(name, component)
-            write_state(self._data, self.state)
+            self._record(name, component)
+
+    def give_up(self, names: Sequence[str]) -> StackState:
+        """From here on nothing is on record as started, so that whoever watches (`Stack.watched`) does not take the end
+        of what this `up` had started for its fault; returns what was on record."""
+        with self._lock:
+            self.abort.set()
+            begun = self.state
+            for name in begun.components.keys() & set(names):
+                self._record(name, begun.components[name])
+            return begun
+
+    def _record(self, name: str, component: ComponentState) -> None:
+        if self.abort.is_set():
+            component = msgspec.structs.replace(component, processes=())
+        self.state = self.state.with_component(name, component)
+        write_state(self._data, self.state)
 
     def choose_ports(self, names: Sequence[str], previous: Mapping[str, int]) -> dict[str, int]:
         with self._lock:

@@ -1,0 +1,117 @@
+"""An `up` that fails says what failed, whoever watches it: on real processes, small ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from support.waiting import eventually_blocking
+
+from odradek.infra.errors import ComponentFailed, Unreachable
+from odradek.infra.stack.component import Progress
+from odradek.infra.stack.ports import LOOPBACK, answers, refused
+from odradek.infra.stack.processes import spawn
+from odradek.infra.stack.stack import Stack
+from odradek.infra.stack.testing import scratch
+
+LISTEN = """
+import socket, sys, time
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
+    time.sleep(120)
+"""
+
+STARTER = """
+import subprocess, sys, time
+service = subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1]])
+print("started", service.pid, flush=True)
+time.sleep(120)
+"""
+"""As `ray start`: it waits for a node, and does not see that its process has died."""
+
+
+class Service:
+    """A component that listens on one port; `done` is called in its clean-up."""
+
+    port_names = ("main",)
+    start_deadline_s = 60.0
+    stop_grace_s = 0.0
+
+    def __init__(self, data: Path, name: str, *, script: str = LISTEN, detaches: bool = False) -> None:
+        self.name, self.detaches = name, detaches
+        self.cleaned: Callable[[], object] = lambda: None
+        self.starting: Callable[[int], object] = lambda _port: None
+        self._data, self._script = data, script
+
+    def prepare(self, ports: Mapping[str, int], progress: Progress) -> None:
+        (self._data / self.name).mkdir(exist_ok=True)
+
+    def start(self, ports: Mapping[str, int], mark: str, log: Path) -> subprocess.Popen[bytes]:
+        self.starting(ports["main"])
+        command = [sys.executable, "-c", self._script, str(ports["main"]), LISTEN]
+        return spawn(command, mark=mark, log=log, cwd=self._data)
+
+    def address(self, ports: Mapping[str, int]) -> str:
+        return f"{LOOPBACK}:{ports['main']}"
+
+    def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
+        if not answers(ports["main"], timeout_s):
+            raise Unreachable(f"{self.name}: nothing listens on {self.address(ports)}")
+
+    def listens(self, ports: Mapping[str, int]) -> tuple[int | Path, ...]:
+        return (ports["main"],)
+
+    def finish(self, ports: Mapping[str, int]) -> None:
+        """Nothing."""
+
+    def clean(self, ports: Mapping[str, int]) -> None:
+        self.cleaned()
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    with scratch() as folder:
+        try:
+            yield folder
+        finally:
+            Stack(folder, []).down()
+
+
+def test_what_a_failed_up_ends_is_not_taken_for_a_service_that_died(data: Path) -> None:
+    """Else the guard ends the command before it can say which service failed, and blames the others."""
+    good = Service(data, "kafka")
+    bad = Service(data, "ray", script="raise SystemExit('no room for the raylet')")
+    stack = Stack(data, [good, bad])
+    seen: list[dict[str, str]] = []
+    bad.starting = lambda _port: seen.append(eventually_blocking(stack.watched, "the good one to be up", 60.0))
+    good.cleaned = lambda: seen.append(stack.watched())
+    with pytest.raises(
+        ComponentFailed, match=r"^ray ended with exit code 1: no room for the raylet; log: /.*ray\.log$"
+    ):
+        stack.up()
+    assert seen[0] == {"kafka": ""}, "it was watched, and well"
+    assert seen[1:] and not any(seen[1:]), "the person is told of ray alone"
+    assert {status.health for status in stack.status()} == {"stopped"}
+
+
+def test_a_service_that_dies_under_its_starter_is_seen_before_the_starter_gives_up(data: Path) -> None:
+    """`ray start` waits for half a minute for a raylet that is dead."""
+    starter = Service(data, "ray", script=STARTER, detaches=True)
+    stack = Stack(data, [starter])
+    said: list[str] = []
+    up: list[bool] = []
+
+    def kill_it(_component: str, message: str) -> None:
+        said.append(message)
+        (status,) = stack.status()
+        up.append(not refused(int(status.address.rpartition(":")[2])))
+        if up[-2:] == [True, True]:  # whoever waits for it has seen it too
+            subprocess.run(["kill", "-9", (data / "ray" / "ray.log").read_text().split()[1]], check=True)
+
+    with pytest.raises(
+        ComponentFailed, match=r"^ray died while it was starting \(nothing listens on .*\): started \d+"
+    ):
+        stack.up(kill_it)
+    assert said[0] == "starting" and all("(its starter still runs)" in line for line in said[1:])
