@@ -2,8 +2,9 @@
 
 In a git work tree git itself says what is tracked or unignored; elsewhere the folder's `.gitignore` files do, read with
 git's rules. Then the names of `SECRET_NAMES` are left out wherever they stand, tracked or not, and so is what can't be
-copied (sockets, nested repositories, names that are not text). Everything left out for such a reason is returned with
-it, to be said on screen; what is merely ignored is not listed.
+copied (sockets, nested repositories, names that are not text). Of what is left, `secret_inside` tells by content which
+files hold a private key. Everything left out for such a reason is returned with it, to be said on screen; what is
+merely ignored is not listed.
 
 Git runs without its hooks for file watching and without touching its index: looking must neither run a program that
 the folder names nor change a byte in it.
@@ -21,10 +22,13 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
+from odradek.actors.tools.redact import redact
+from odradek.actors.tools.text import decode
 from odradek.infra.serve.errors import FolderRefused
 
 SECRET_NAMES = (
     ".env*",
+    "*.env",
     "*.pem",
     "*.key",
     "*.p12",
@@ -38,6 +42,12 @@ SECRET_NAMES = (
     "id_ecdsa*",
     "id_ed25519*",
     "credentials*",
+    "creds*",
+    "service-account*",
+    "service_account*",
+    "client_secret*",
+    "kubeconfig*",
+    "*.kubeconfig",
     ".netrc",
     "_netrc",
     ".npmrc",
@@ -55,7 +65,17 @@ SECRET_NAMES = (
     ".azure",
 )
 """Names (of a file or of any directory above it) that are never copied, whatever their case. A name too many hides a
-file from the agent, and is said; a name too few sends a key to the log for ever."""
+file from the agent, and is said; a name too few sends a key to the log for ever. `.env.example` is one of them: people
+leave true values in it. A source file of such a name (`credentials.py`) is judged by what is in it instead."""
+
+SOURCE_SUFFIXES = (
+    *(".py", ".pyi", ".js", ".jsx", ".ts", ".tsx", ".go", ".rs", ".java", ".kt", ".scala", ".rb", ".php", ".c", ".h"),
+    *(".cc", ".cpp", ".hpp", ".cs", ".swift", ".sh", ".sql", ".html", ".css", ".vue", ".md", ".rst"),
+)
+"""Endings of code and prose."""
+
+LOOKED_AT_BYTES = 64 * 1024
+"""Of each file, bytes that are looked at for a secret. Too low misses a key behind a long head; a key stands first."""
 
 BY_PRODUCTS = GitIgnoreSpec.from_lines(
     ["__pycache__/", "*.pyc", ".pytest_cache/", ".mypy_cache/", ".ruff_cache/", ".hypothesis/", ".coverage"]
@@ -68,6 +88,8 @@ GIT_SECONDS = 30.0
 GIT_OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false")
 """`core.fsmonitor` of a repository's own configuration names a program that git would run."""
 
+KEY_MARK = "[redacted:PRIVATE_KEY]"
+"""What the redactor writes over a private key."""
 
 Ignored = Callable[[Sequence[str]], set[str]]
 
@@ -83,9 +105,32 @@ class Selection:
 
 
 def is_secret(path: str) -> bool:
-    """Whether a name on the path is one of `SECRET_NAMES`."""
-    names = path.lower().split("/")
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in SECRET_NAMES)
+    """Whether a name on the path is one of `SECRET_NAMES`, and not only that of a source file."""
+    *folders, name = path.lower().split("/")
+    return any(map(_is_telling, folders)) or (_is_telling(name) and not _is_source(name))
+
+
+def secret_inside(path: str, content: bytes) -> str:
+    """Why a file is left out for what is in it; empty if it is not. A private key is one in any file; another secret
+    only in a source file with a telling name."""
+    name = path.lower().rpartition("/")[2]
+    head = content[:LOOKED_AT_BYTES]
+    key, telling = b"PRIVATE KEY" in head, _is_telling(name) and _is_source(name)
+    if not key and not telling:
+        return ""
+    text = decode(head)
+    shown = redact(text)
+    if shown.count(KEY_MARK) > text.count(KEY_MARK):
+        return "holds a private key"
+    return "may hold a secret" if telling and shown != text else ""
+
+
+def _is_telling(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SECRET_NAMES)
+
+
+def _is_source(name: str) -> bool:
+    return name.endswith(SOURCE_SUFFIXES) and not name.startswith(".")
 
 
 def select(root: Path) -> Selection:

@@ -19,7 +19,7 @@ from odradek.actors.environment.archive import pack
 from odradek.actors.session.ports import WorkspaceStart
 from odradek.infra.serve.errors import FolderRefused, ThroughLink
 from odradek.infra.serve.folder import Folder, Kind, digest_of
-from odradek.infra.serve.select import Selection
+from odradek.infra.serve.select import Selection, secret_inside
 from odradek.sandbox_images.tree import FileSpec
 
 MAX_BYTES = 200_000_000
@@ -82,7 +82,9 @@ def take(root: Path, selection: Selection, max_bytes: int = MAX_BYTES) -> Snapsh
             except (PermissionError, ThroughLink) as error:
                 left_out[path] = "can't be read" if isinstance(error, PermissionError) else "is behind a link"
                 continue
-            if node is not None:
+            if node is not None and (reason := secret_inside(path, node.content)):
+                left_out[path] = reason
+            elif node is not None:
                 tree[path] = node
     return Snapshot(tree, left_out)
 

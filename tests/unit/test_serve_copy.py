@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import socket
 import stat
@@ -110,6 +111,15 @@ SECRETS = [
     ".pypirc",
     ".git-credentials",
     "store.p12",
+    "prod.env",
+    "kubeconfig",
+    "deploy/staging.kubeconfig",
+    ".kube/config",
+    "creds.json",
+    "credentials-prod.yaml",
+    "service-account-7f.json",
+    "client_secret_1.json",
+    ".env.example",
 ]
 
 
@@ -123,9 +133,51 @@ def test_env_and_key_files_are_never_copied_and_it_is_said(root: Path, path: str
     assert selection.left_out == {path: "may hold a secret"}
 
 
-@pytest.mark.parametrize("path", ["environment.py", "keys.py", "pem.txt", "env/x.py", "id.py", "monkey"])
+HARMLESS = [
+    *("environment.py", "keys.py", "pem.txt", "env/x.py", "id.py", "monkey", "keyboard.py", "monkey.json"),
+    *("credentials.py", "creds_test.go", "kubeconfig.go", "docs/service-account.md", "env.py"),
+]
+
+
+@pytest.mark.parametrize("path", HARMLESS)
 def test_names_that_only_look_like_secrets_are_copied(path: str) -> None:
     assert not is_secret(path)
+
+
+BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQDkHZq1Zp3v\n" * 4
+KEY = f"-----BEGIN RSA PRIVATE KEY-----\n{BODY}-----END RSA PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "reason"),
+    [
+        ("deploy.txt", KEY, "holds a private key"),
+        ("far.conf", "# a line\n" * 5_000 + KEY, "holds a private key"),
+        ("cut.conf", "#" * (64 * 1024 - 200) + "\n" + KEY, "holds a private key"),
+        ("key", KEY.replace("RSA ", "OPENSSH ").replace("\n", "\r\n"), "holds a private key"),
+        ("gcp.json", json.dumps({"type": "service_account", "private_key": KEY}), "holds a private key"),
+        ("settings.py", f"KEY = {KEY!r}\n", "holds a private key"),
+        ("app/credentials.py", 'API_KEY = "q7Rk2ZpXw93LmTt8VbNc4HsD"\n', "may hold a secret"),
+    ],
+)
+def test_a_file_with_a_key_in_it_is_left_out_whatever_its_name(root: Path, path: str, text: str, reason: str) -> None:
+    write_tree(root, {path: file(text), "main.py": file("m")})
+    snapshot = take(root, select(root))
+    assert set(snapshot.tree) == {"main.py"}
+    assert snapshot.left_out == {path: reason}
+
+
+def test_code_that_only_speaks_of_keys_is_copied(root: Path) -> None:
+    files = {
+        "pem.py": file('BEGIN = "-----BEGIN PRIVATE KEY-----"\n\n\ndef is_key(text: str) -> bool:\n    ...\n'),
+        "README.md": file("The key file begins with `-----BEGIN PRIVATE KEY-----`; see [redacted:PRIVATE_KEY].\n"),
+        "public.txt": file(KEY.replace("RSA PRIVATE", "PUBLIC")),
+        "credentials.py": file("def load(path: str) -> Credentials:\n    return Credentials(read(path))\n"),
+        "settings.py": file('API_KEY = "q7Rk2ZpXw93LmTt8VbNc4HsD"\n'),
+    }
+    write_tree(root, files)
+    snapshot = take(root, select(root))
+    assert (set(snapshot.tree), snapshot.left_out) == (set(files), {})
 
 
 def test_links_are_copied_as_links_and_modes_as_git_keeps_them(root: Path, tmp_path: Path) -> None:
