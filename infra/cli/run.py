@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from odradek.infra.serve.job import Finished
 
 EPILOG = f"""{EXIT_CODES} For run: 0 also when the diff was rejected; 1 when it was accepted but the folder had changed
-meanwhile (then nothing is changed); 3 when the session failed on our side."""
+meanwhile (then nothing is changed); 2 when its subject is erased, before or meanwhile; 3 when the session failed on our
+side."""
 
 
 @click.command(epilog=EPILOG)
@@ -81,7 +82,7 @@ def _run(
     from odradek.infra.config.services import endpoints
     from odradek.infra.serve import apply, job
     from odradek.infra.serve.answers import Verdict
-    from odradek.infra.serve.errors import SessionFault
+    from odradek.infra.serve.errors import SessionFault, refusing_erased
     from odradek.infra.serve.request import local_subject
     from odradek.infra.serve.screen import Screen
     from odradek.infra.serve.view import Line, diff_lines
@@ -96,7 +97,7 @@ def _run(
     copied = job.copy(folder)
     screen.show(job.about(copied))
     context.say("joining the deployment")
-    with attached(context.config) as deployment:
+    with attached(context.config) as deployment, refusing_erased(request.subject):
         finished = asyncio.run(job.serve(deployment, request, copied, screen))
         if isinstance(finished.served.end, SessionFailed):
             raise SessionFault(

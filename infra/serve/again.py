@@ -224,6 +224,7 @@ class TakenUp:
             template=self._template,
             tell=told(view, self._screen),
             tick=self._screen.tick,
+            keys=self._log.keys,
         )
         if not wait:
             await serving.hand_over()

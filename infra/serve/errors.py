@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from odradek.infra.errors import InfraError
+from odradek.streams.errors import SubjectErased
 
 
 class ServeError(InfraError):
@@ -21,6 +24,14 @@ class SubjectRefused(ServeError):
     """Nothing of this subject may be recorded, so nothing can be served."""
 
     exit_code: ClassVar[int] = 2
+
+    @classmethod
+    def erased(cls, subject: str) -> SubjectRefused:
+        """Their key is destroyed, before the session or while it ran."""
+        return cls(
+            f"subject {subject!r} was erased: nothing of theirs is recorded any more, and nothing was changed; name "
+            "another by --subject"
+        )
 
 
 class SessionRefused(ServeError):
@@ -50,3 +61,12 @@ class ApplyFailed(ServeError):
 
 class SessionFault(ServeError):
     """The session could not be served to its end: a fault of ours, never the agent's."""
+
+
+@contextmanager
+def refusing_erased(subject: str) -> Iterator[None]:
+    """Work for a subject that may be erased at any moment of it."""
+    try:
+        yield
+    except SubjectErased as error:
+        raise SubjectRefused.erased(subject) from error

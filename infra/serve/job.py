@@ -97,10 +97,7 @@ async def serve(deployment: Deployment, request: Request, copied: Copied, screen
     tree = copied.snapshot.tree
     async with log_of(deployment) as event_log:
         if event_log.keys is not None and event_log.keys.erased(request.subject):
-            raise SubjectRefused(
-                f"subject {request.subject!r} was erased: nothing of theirs is recorded any more; name another by "
-                f"--subject"
-            )
+            raise SubjectRefused.erased(request.subject)
         if request.consent is not None:
             await set_consent(event_log, session_id, request.subject, request.consent)
         trainable = await consent_stands(event_log, request.subject)
@@ -132,6 +129,7 @@ async def serve(deployment: Deployment, request: Request, copied: Copied, screen
             template=template,
             tell=told(view, screen),
             tick=screen.tick,
+            keys=event_log.keys,
         )
         screen.waits(view.waiting_for)
         try:

@@ -1,7 +1,8 @@
 """Serving one production session: hand it to its host, follow it on the log, see it to its end.
 
 The session runs in the session actor like any other; this side only reads sessions.v1 and asks the host now and then
-whether it still has the session. A host that restarted, or lost it, is handed it again and folds the log.
+whether it still has the session. A host that restarted, or lost it, is handed it again and folds the log. Once its
+subject is erased no host can go on with it, and it is followed no further.
 
 Waits: for the session's end, at most the budget's wall clock plus `SLACK_S`; for each of the host's answers
 `HOST_TIMEOUT_S`. Cancelled (Ctrl-C), it asks the host to cancel and waits `CANCEL_S` for the session's last event.
@@ -24,7 +25,7 @@ from odradek.actors.session.clients import RAY_FAULTS, TOPIC
 from odradek.actors.session.runner import SessionSpec
 from odradek.actors.session.state import SessionFold, SessionState
 from odradek.infra.serve.changes import fold
-from odradek.infra.serve.errors import ServeError, SessionFault
+from odradek.infra.serve.errors import ServeError, SessionFault, SubjectRefused, refusing_erased
 from odradek.infra.serve.snapshot import Node, Tree
 from odradek.streams import topics
 from odradek.streams.blobs import BlobStore
@@ -38,6 +39,7 @@ from odradek.streams.events.sessions import (
     ToolCompleted,
 )
 from odradek.streams.log import EventLog
+from odradek.streams.privacy.ring import KeyRing
 
 HOST_TIMEOUT_S = 20.0
 """Seconds for one answer of a session host. Too low counts a busy host as gone; too high delays the next try."""
@@ -178,12 +180,13 @@ class Serving:
         template: ChatTemplate,
         tell: Tell,
         tick: Callable[[], None] = lambda: None,
+        keys: KeyRing | None = None,
     ) -> None:
         """`floor`: an offset of the session's partition at or before its first record. `tick` is called several times a
-        second while nothing happens."""
+        second while nothing happens. `keys` know when the subject is erased."""
         self.spec = spec
         self._copied, self._floor, self._host, self._feed, self._blobs = copied, floor, host, feed, blobs
-        self._tell, self._tick = tell, tick
+        self._tell, self._tick, self._keys = tell, tick, keys
         self._fold = SessionFold(spec.session_id, template)
         self._next = floor
         self._boot = ""
@@ -191,20 +194,24 @@ class Serving:
         self._last_event = self._last_look = time.monotonic()
 
     async def run(self) -> Served:
-        """To the session's end. Raises SessionFault if it can't be seen there."""
-        await self.hand_over()
-        try:
-            end = await self._follow(time.monotonic() + self.spec.opened.budget.wall_seconds + SLACK_S)
-        except asyncio.CancelledError:
-            await self._cancel()
-            raise
-        deltas = await from_logged(self._fold.state.deltas, self._blobs)
+        """To the session's end. Raises SessionFault if it can't be seen there, SubjectRefused if its subject was erased
+        meanwhile."""
+        with refusing_erased(self.spec.subject):
+            await self.hand_over()
+            try:
+                end = await self._follow(time.monotonic() + self.spec.opened.budget.wall_seconds + SLACK_S)
+            except asyncio.CancelledError:
+                await self._cancel()
+                raise
+            self._stop_if_erased()
+            deltas = await from_logged(self._fold.state.deltas, self._blobs)
         return Served(self._fold.state, end, fold(self._copied, deltas))
 
     async def hand_over(self) -> None:
         """Give the session to its host, which runs it whether anybody follows or not."""
         deadline = time.monotonic() + START_S
         while True:
+            self._stop_if_erased()
             try:
                 self._boot = (await self._host.standing(self.spec.session_id)).boot_id
                 await self._host.open(self.spec)
@@ -250,6 +257,7 @@ class Serving:
         if now - self._last_look < LOOK_S:
             return
         self._last_look = now
+        self._stop_if_erased()
         try:
             standing = await self._host.standing(self.spec.session_id)
             lost = not standing.active and now - self._last_event > LOST_S
@@ -263,6 +271,10 @@ class Serving:
             await self._host.open(with_history(self.spec, history_floor=self._floor))
         except HostUnavailable:
             return
+
+    def _stop_if_erased(self) -> None:
+        if self.spec.subject and self._keys is not None and self._keys.erased(self.spec.subject):
+            raise SubjectRefused.erased(self.spec.subject)
 
     async def _cancel(self) -> None:
         """Tell the host, and wait a moment for the session's last event. The folder is untouched either way."""

@@ -23,7 +23,7 @@ from odradek.actors.session.runner import SessionRunner, SessionSpec
 from odradek.infra.serve import session as serving_module
 from odradek.infra.serve.apply import apply
 from odradek.infra.serve.changes import compare
-from odradek.infra.serve.errors import SessionFault
+from odradek.infra.serve.errors import SessionFault, SubjectRefused
 from odradek.infra.serve.request import local_subject, message_of, production_budget, spec_of
 from odradek.infra.serve.session import HostUnavailable, LoggedEvent, Served, Serving, Standing, Tell
 from odradek.infra.serve.snapshot import Tree
@@ -37,6 +37,8 @@ from odradek.streams.events.sessions import (
     SessionOpened,
     SessionResumed,
 )
+from odradek.streams.privacy.keys import KeyFiles
+from odradek.streams.privacy.ring import KeyRing
 
 COPIED = tree_of({"total.py": "return a - b\n", "test.py": "assert\n"})
 SESSION = "7b1c5a5e-0000-4000-8000-000000000001"
@@ -130,7 +132,7 @@ class MemoryFeed:
             await asyncio.sleep(0.001)
 
 
-def _serving(host: Host, told: list[SessionEvent], tell: Tell | None = None) -> Serving:
+def _serving(host: Host, told: list[SessionEvent], tell: Tell | None = None, keys: KeyRing | None = None) -> Serving:
     return Serving(
         _spec(),
         copied=COPIED,
@@ -140,6 +142,7 @@ def _serving(host: Host, told: list[SessionEvent], tell: Tell | None = None) -> 
         blobs=BlobStore(MemoryStore()),
         template=template(),
         tell=tell or (lambda body, _delta: told.append(body)),
+        keys=keys,
     )
 
 
@@ -224,6 +227,32 @@ async def test_a_host_that_drops_the_session_again_and_again_is_a_fault_of_ours(
     with pytest.raises(SessionFault, match="drops it again and again"):
         await asyncio.wait_for(_serving(host, []).run(), 30)
     assert len(host.opened) == 1 + serving_module.REOPENS
+
+
+@pytest.mark.parametrize("records", [0, 2, 6, 11])
+async def test_a_run_whose_subject_is_erased_ends_with_that_reason(tmp_path: Path, records: int) -> None:
+    """Before its host has opened it, under way, and between its end and the reading of what it changed."""
+    keys = KeyRing(KeyFiles(tmp_path / "keys"))
+    told: list[SessionEvent] = []
+
+    def tell(body: SessionEvent, _delta: object) -> None:
+        told.append(body)
+        if len(told) == records:
+            keys.store.destroy("user-1", "asked")
+
+    class Opening(Host):
+        async def open(self, spec: SessionSpec) -> None:
+            await super().open(spec)
+            if records == 0:
+                keys.store.destroy("user-1", "asked")
+
+    host = Opening(ScriptedModel(_mending()), forget=records == 0)
+    with pytest.raises(SubjectRefused, match=r"subject 'user-1' was erased: .* nothing was changed") as refused:
+        await asyncio.wait_for(_serving(host, told, tell, keys).run(), 30)
+    assert refused.value.exit_code == 2
+    assert len(host.opened) == 1, "it is not handed over again"
+    for task in host.tasks:
+        task.cancel()
 
 
 async def test_interrupting_cancels_the_session() -> None:
