@@ -1,8 +1,10 @@
-"""`odradek status`: how every service and the actors stand, and what waits longest. Exit code 3 if one of them is not
-running; a wait, however long, is no reason."""
+"""`odradek status`: how every service and the actors stand, and what waits longest. Exit code 3 unless all of them are
+seen to run: also while an `up` is starting them, and if one was silent for as long as it was waited for, which on a
+busy host need be no fault. A wait, however long, is no reason."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from odradek.infra.errors import InfraError
 from odradek.infra.observe.actors import ActorView
 from odradek.infra.observe.pending import Pending
 from odradek.infra.stack.stack import ComponentStatus, Health
+from odradek.infra.stack.state import ACTORS_LOCK, under_way
 from odradek.infra.telemetry import TELEMETRY
 
 SHOWN = 5
@@ -27,14 +30,18 @@ def command(context: Context) -> None:
     """How every service stands, asked of the service itself, whether the actors answer, and what waits longest.
 
     Actors that nobody started (`odradek up --no-actors`) are not listed and are no fault. A wait is shown with its
-    owner, who gives up at the deadline; --json has the fifty oldest.
+    owner, who gives up at the deadline; --json has the fifty oldest. Exit code 3 unless all are running: stopped,
+    unhealthy, starting (odradek up is under way), or silent (no answer in time, which on a busy host need be no fault).
     """
     from odradek.infra.config.services import stack_of
 
     context.say("asking the services …")
-    statuses = stack_of(context.config).status()
+    stack = stack_of(context.config)
+    statuses = stack.status()
     views: list[ActorView] = []
-    if all(status.health == "running" for status in statuses):
+    if under_way(stack.data, ACTORS_LOCK):
+        statuses = (*statuses, ComponentStatus("actors", "starting", "", context.config.ray.address is None))
+    elif all(status.health == "running" for status in statuses):
         context.say("asking the actors …")
         views, rows = _actors(context.config)
         statuses = (*statuses, *rows)
@@ -75,16 +82,26 @@ def wait_lines(waiting: Sequence[Pending]) -> list[str]:
 
 
 def actor_rows(views: Sequence[ActorView], embedded: bool) -> list[ComponentStatus]:
-    """From what the actors say. One that answers and has stopped for good (its `fault`) is as unhealthy as a silent
-    one."""
-    silent = [f"{view.name} ({view.note})" for view in views if not view.up]
-    up = f"{len(views) - len(silent)} of {len(views)} answer"
-    faults = [f"not {', '.join(silent)}"] if silent else []
+    """From what the actors say. One that answers and has stopped for good (its `fault`) is as unhealthy as one that is
+    not there; of one that is silent nothing is known."""
+    silent = [view for view in views if view.unanswered_s]
+    down = [f"{view.name} ({view.note})" for view in views if not view.up and view not in silent]
+    up = f"{sum(view.up for view in views)} of {len(views)} answer"
+    faults = [f"not {', '.join(down)}"] if down else []
     faults += [f"{view.name} {view.state['fault']}" for view in views if view.up and view.state.get("fault")]
-    health: Health = "unhealthy" if faults else "running"
-    rows = [ComponentStatus("actors", health, up, embedded, reason="; ".join(faults))]
+    health: Health = "unhealthy" if faults else "silent" if silent else "running"
+    said = [*faults, _silence(silent)] if silent else faults
     page = next((str(view.state["address"]) for view in views if view.name == TELEMETRY and view.up), "")
-    return [*rows, ComponentStatus("metrics", "running" if page else "stopped", page, embedded)]
+    serves: Health = "running" if page else "silent" if TELEMETRY in [view.name for view in silent] else "stopped"
+    actors = ComponentStatus("actors", health, up, embedded, reason="; ".join(said))
+    return [actors, ComponentStatus("metrics", serves, page, embedded)]
+
+
+def _silence(silent: Sequence[ActorView]) -> str:
+    """What is known of actors that have not answered, and what may excuse them."""
+    names, within = ", ".join(view.name for view in silent), max(view.unanswered_s for view in silent)
+    host = f"host load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+    return f"no answer within {within:.0f} s from {names} ({host}); nothing says that they are down: ask again"
 
 
 def table(statuses: Sequence[ComponentStatus]) -> str:

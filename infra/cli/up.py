@@ -21,7 +21,7 @@ def command(context: Context, actors: bool) -> None:
     """
     from odradek.infra.cluster.policy import checked
     from odradek.infra.config.services import stack_of
-    from odradek.infra.stack.state import check_not_owned
+    from odradek.infra.stack.state import ACTORS_LOCK, check_not_owned, locked
 
     if actors:
         checked(context.config)
@@ -33,7 +33,8 @@ def command(context: Context, actors: bool) -> None:
         try:
             from odradek.infra.cluster import standing
 
-            started = standing.start(context.config, lambda text: context.progress("actors", text))
+            with locked(stack.data, name=ACTORS_LOCK):
+                started = standing.start(context.config, lambda text: context.progress("actors", text))
         except BaseException:
             if result.started:
                 context.progress("stack", "stopping what was started")

@@ -34,6 +34,8 @@ class ActorView(msgspec.Struct, frozen=True):
     """Why it is down, why it does nothing though it is up, or that the answer is old."""
     asked: bool = False
     """It has not answered its first question yet, and not had `SILENT_S` for it: nobody knows whether it is down."""
+    unanswered_s: float = 0.0
+    """How long it has owed an answer, where that is all that is known against it."""
 
 
 class NotRunning(Exception):
@@ -91,7 +93,8 @@ class ActorWatcher:
         waits = self._clock() - known.asked if known.pending is not None else 0.0
         if known.answered is None or waits >= SILENT_S:
             asked = known.answered is None and waits < SILENT_S
-            return ActorView(name, False, note=f"no answer for {waits:.0f} s", asked=asked)
+            note = f"no answer for {waits:.0f} s"
+            return ActorView(name, False, note=note, asked=asked, unanswered_s=waits)
         note = f"its answer of {self._clock() - known.answered:.0f} s ago" if known.pending is not None else ""
         note = str(known.state.get("fault") or note)
         return ActorView(name, True, known.work_rate, known.state, note)

@@ -25,7 +25,7 @@ from odradek.infra.errors import ComponentFailed, DiskFull, InfraError, StackErr
 from odradek.infra.stack import ports as port_choice
 from odradek.infra.stack import processes
 from odradek.infra.stack.component import Component, Progress, wait_ready
-from odradek.infra.stack.state import ComponentState, StackState, locked, read_state, stack_id, write_state
+from odradek.infra.stack.state import ComponentState, StackState, locked, read_state, stack_id, under_way, write_state
 
 MIN_FREE_MB = 512
 """Free space that `up` asks for on the data folder's disk. Less and the broker dies soon after its start."""
@@ -39,7 +39,8 @@ STATUS_DEADLINE_S = 5.0
 STOP_DEADLINE_S = 60.0
 """Seconds after which `down` gives up on a process that even SIGKILL does not end (stuck in the kernel)."""
 
-Health = Literal["running", "stopped", "unhealthy"]
+Health = Literal["running", "stopped", "unhealthy", "starting", "silent"]
+"""`starting`: an `up` is under way. `silent`: no answer within the time, and no sign that it is gone."""
 
 
 class External(Protocol):
@@ -238,16 +239,23 @@ class Stack:
     # -- status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> tuple[ComponentStatus, ...]:
-        """How each service stands now, asked of the service itself. Starts and changes nothing."""
+        """How each service stands now, asked of the service itself; what an `up` is starting is not asked, since it
+        could not answer in time. Starts and changes nothing."""
         return self._statuses()
 
     def _statuses(self, skip_check: Sequence[str] = ()) -> tuple[ComponentStatus, ...]:
         """All of them, asked side by side; `skip_check` were seen to be healthy a moment ago."""
         state = read_state(self.data)
+        up = under_way(self.data) and not state.stopping
+
+        def asked(part: Component) -> ComponentStatus:
+            known = state.components.get(part.name)
+            if up and (known is None or not known.processes):
+                return ComponentStatus(part.name, "starting", known.address if known else "", embedded=True)
+            return self._component_status(state, part, part.name in skip_check)
+
         with ThreadPoolExecutor(max(1, len(self.components) + len(self.external))) as pool:
-            embedded = pool.map(
-                lambda part: self._component_status(state, part, part.name in skip_check), self.components
-            )
+            embedded = pool.map(asked, self.components)
             external = pool.map(_external_status, self.external)
             return (*embedded, *external)
 

@@ -22,6 +22,10 @@ from odradek.infra.stack.processes import POLL_S, ProcessName
 
 STATE_VERSION = 1
 
+SERVICES_LOCK = "lock"
+ACTORS_LOCK = "actors.lock"
+"""Held by the `up` that starts the actors. Not the services' lock: a `down` need not wait for actors."""
+
 LOCK_DEADLINE_S = 180.0
 """Seconds that `up` or `down` waits for another one on the same data. Less than a cold start would fail needlessly."""
 
@@ -109,6 +113,21 @@ def owned(data: Path, what: str) -> Iterator[None]:
         os.close(descriptor)
 
 
+def under_way(data: Path, name: str = SERVICES_LOCK) -> bool:
+    """Whether somebody holds that lock now. Waits for nothing and makes nothing."""
+    try:
+        descriptor = os.open(data / name, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def check_not_owned(data: Path) -> None:
     """Raises `UsageError` while a run has the folder."""
     if (data / "owner").exists():
@@ -124,10 +143,11 @@ def _taken(data: Path, owner: str) -> str:
 
 
 @contextmanager
-def locked(data: Path, wait_s: float = LOCK_DEADLINE_S) -> Iterator[None]:
-    """One `up` or `down` at a time on a data folder. The kernel frees the lock when its holder dies."""
+def locked(data: Path, wait_s: float = LOCK_DEADLINE_S, name: str = SERVICES_LOCK) -> Iterator[None]:
+    """One `up` or `down` at a time on a data folder's services (or actors, by `name`). The kernel frees the lock when
+    its holder dies."""
     data.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(data / name, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = Deadline(wait_s)
     try:
         while True:

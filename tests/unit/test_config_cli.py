@@ -15,6 +15,7 @@ import pytest
 from odradek.infra.cli import main as cli
 from odradek.infra.cli.context import CaseFailed, report_failure
 from odradek.infra.errors import InfraError, StackError
+from odradek.infra.stack.state import ACTORS_LOCK, locked, under_way
 from odradek.streams.errors import StreamError
 
 
@@ -120,6 +121,16 @@ def test_status_of_nothing_is_exit_code_3_and_creates_nothing(tmp_path: Path) ->
     }
     assert json.loads(done.stdout)["waiting"] == []
     assert not (tmp_path / "none").exists()
+
+
+def test_status_while_an_up_starts_the_actors_says_so_and_asks_none(tmp_path: Path) -> None:
+    """They are not there yet: to ask would take as long as Ray takes to say so."""
+    with locked(tmp_path, name=ACTORS_LOCK):
+        done = _run("status", "--json", "--data", str(tmp_path))
+    assert done.returncode == 3
+    last = json.loads(done.stdout)["services"][-1]
+    assert (last["name"], last["health"]) == ("actors", "starting")
+    assert not under_way(tmp_path, ACTORS_LOCK), "whoever held it is gone"
 
 
 def test_down_of_nothing_is_fine(tmp_path: Path) -> None:

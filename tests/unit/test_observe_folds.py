@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 
 import msgspec
@@ -243,3 +244,23 @@ async def test_an_actor_that_stands_down_answers_and_is_shown_as_unhealthy_with_
     assert (actors.health, actors.reason) == ("unhealthy", f"controller {fault}")
     assert metrics.health == "running"
     assert actor_rows(views[1:], embedded=True)[0].health == "running"
+
+
+async def test_an_actor_that_has_not_answered_in_time_is_silent_not_stopped_and_the_load_is_named() -> None:
+    """On a busy host actors that work answer late; nothing is known against them."""
+
+    async def ask(name: str) -> dict[str, str]:
+        if name == "session-0":
+            raise NotRunning(name)
+        await asyncio.Event().wait()
+        return {}
+
+    watcher = ActorWatcher(["controller", "telemetry", "session-0"], ask)
+    views = await watcher.look(0.01)
+    actors, metrics = actor_rows(views[:2], embedded=True)
+    assert (actors.health, actors.address, metrics.health) == ("silent", "0 of 2 answer", "silent")
+    known = r"no answer within 0 s from controller, telemetry \(host load \d+ on \d+ cores\); nothing says .*"
+    assert re.fullmatch(known, actors.reason)
+    broken = actor_rows(views, embedded=True)[0]
+    assert broken.health == "unhealthy" and broken.reason.startswith("not session-0 (not running); no answer within ")
+    await watcher.close()

@@ -33,7 +33,7 @@ time.sleep(120)
 
 
 class Service:
-    """A component that listens on one port; `done` is called in its clean-up."""
+    """A component that listens on one port, with hooks."""
 
     port_names = ("main",)
     start_deadline_s = 60.0
@@ -42,14 +42,15 @@ class Service:
     def __init__(self, data: Path, name: str, *, script: str = LISTEN, detaches: bool = False) -> None:
         self.name, self.detaches = name, detaches
         self.cleaned: Callable[[], object] = lambda: None
-        self.starting: Callable[[int], object] = lambda _port: None
+        self.starting: Callable[[], object] = lambda: None
+        self.checked: Callable[[], object] = lambda: None
         self._data, self._script = data, script
 
     def prepare(self, ports: Mapping[str, int], progress: Progress) -> None:
         (self._data / self.name).mkdir(exist_ok=True)
 
     def start(self, ports: Mapping[str, int], mark: str, log: Path) -> subprocess.Popen[bytes]:
-        self.starting(ports["main"])
+        self.starting()
         command = [sys.executable, "-c", self._script, str(ports["main"]), LISTEN]
         return spawn(command, mark=mark, log=log, cwd=self._data)
 
@@ -57,6 +58,7 @@ class Service:
         return f"{LOOPBACK}:{ports['main']}"
 
     def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
+        self.checked()
         if not answers(ports["main"], timeout_s):
             raise Unreachable(f"{self.name}: nothing listens on {self.address(ports)}")
 
@@ -85,7 +87,7 @@ def test_what_a_failed_up_ends_is_not_taken_for_a_service_that_died(data: Path) 
     bad = Service(data, "ray", script="raise SystemExit('no room for the raylet')")
     stack = Stack(data, [good, bad])
     seen: list[dict[str, str]] = []
-    bad.starting = lambda _port: seen.append(eventually_blocking(stack.watched, "the good one to be up", 60.0))
+    bad.starting = lambda: seen.append(eventually_blocking(stack.watched, "the good one to be up", 60.0))
     good.cleaned = lambda: seen.append(stack.watched())
     with pytest.raises(
         ComponentFailed, match=r"^ray ended with exit code 1: no room for the raylet; log: /.*ray\.log$"
@@ -94,6 +96,23 @@ def test_what_a_failed_up_ends_is_not_taken_for_a_service_that_died(data: Path) 
     assert seen[0] == {"kafka": ""}, "it was watched, and well"
     assert seen[1:] and not any(seen[1:]), "the person is told of ray alone"
     assert {status.health for status in stack.status()} == {"stopped"}
+
+
+def test_while_an_up_is_under_way_status_says_what_is_starting_and_does_not_ask_it(data: Path) -> None:
+    """A service that is starting could not answer in time: its check may take a minute."""
+    good, slow = Service(data, "kafka"), Service(data, "ray")
+    stack = Stack(data, [good, slow])
+    slow.starting = lambda: eventually_blocking(stack.watched, "the good one to be up", 60.0)
+    asked: list[dict[str, str]] = []
+
+    def look() -> None:
+        slow.checked = lambda: None
+        asked.append({status.name: status.health for status in stack.status()})
+
+    slow.checked = look
+    stack.up()
+    assert asked == [{"kafka": "running", "ray": "starting"}]
+    assert {status.health for status in stack.status()} == {"running"}
 
 
 def test_a_service_that_dies_under_its_starter_is_seen_before_the_starter_gives_up(data: Path) -> None:
