@@ -110,12 +110,16 @@ class TaskQueue:
             del self._heaps[tenant]
         return waiting
 
-    def remove(self, tenant: str, task_id: str) -> None:
-        """Take a tenant's cancelled task out."""
-        heap = [entry for entry in self._heaps.pop(tenant, []) if entry.waiting.task.task_id != task_id]
+    def of(self, tenant: str, task_id: str) -> list[WaitingTask]:
+        """A tenant's tasks of this id."""
+        return [one.waiting for one in self._heaps.get(tenant, []) if one.waiting.task.task_id == task_id]
+
+    def remove(self, waiting: WaitingTask) -> None:
+        """Take a cancelled task out."""
+        heap = [entry for entry in self._heaps.pop(waiting.tenant, []) if entry.waiting is not waiting]
         if heap:
             heapq.heapify(heap)
-            self._heaps[tenant] = heap
+            self._heaps[waiting.tenant] = heap
 
 
 @dataclass(slots=True)

@@ -156,6 +156,7 @@ class Controller:
         group = self.groups.pop(event.group_id, None)
         self.tasks.pop(event.group_id, None)
         if group is not None:
+            self.intake.closed(group.opened, event.reason)
             self.endings.closed(group, event, now_ms)
 
     def _count(self) -> None:

@@ -2,15 +2,24 @@
 
 The tenant is the topic's, never the message's word: `tasks.v1.TENANT` is TENANT's, and keys, ids and cancellations of
 one tenant mean nothing to another's. Promises:
-- a task record leads to at most one group; the same idempotency key (or task id) of a tenant twice is one task;
+- a task record leads to at most one group; the same idempotency key (or, without one, task id) of a tenant twice is
+  one task. A second one with other content (`Content`) is refused, naming both; with equal content it is dropped;
+- a cancellation holds for what was published before it: what lies before it in its partition and, as nothing orders
+  partitions, what others hold of the id. What lies behind it in its partition is a new task;
+- a cancelled task without a group uses up no key, as a refused one does not. One with a group keeps its key, and a
+  repetition that comes later is refused: nobody waits for it in silence;
 - a task that can't be run, and RL on a task that anybody published for evaluation, are refused with the reason; a
   refused task uses up no key, so that its author can mend it and publish it again;
-- `low` names offsets below which everything is decided: a successor that begins there misses nothing.
+- `low` names offsets below which everything is decided, and what was refused is told: a successor that begins there
+  misses nothing.
+
+tests/unit/test_controller_intake.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 from odradek.actors.controller.admission import TaskQueue, WaitingTask
 from odradek.actors.controller.identity import task_digest
@@ -18,7 +27,7 @@ from odradek.actors.tasks.refusal import refusal
 from odradek.streams import topics
 from odradek.streams.events.groups import DiscardReason, GroupOpened
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.events.tasks import TaskCancelled, TaskEvent, TaskPublished
+from odradek.streams.events.tasks import Budget, TaskCancelled, TaskEvent, TaskPublished
 
 OWN = ""
 """The tenant of the deployment's own topic."""
@@ -38,6 +47,27 @@ class Refused:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Two tasks of one key with this in common are the same. A group.opened says it too: a successor compares alike."""
+
+    task_id: str
+    task_digest: str
+    purpose: Literal["rl", "eval"]
+    attempts: int
+    budget: Budget
+
+
+@dataclass(slots=True)
+class Taken:
+    """The task that has a key."""
+
+    ref: RecordRef
+    content: Content
+    ended: str = ""
+    """Why its group was sealed or discarded."""
+
+
 class Intake:
     """Idempotent for records already seen."""
 
@@ -50,8 +80,9 @@ class Intake:
         self._position: dict[tuple[str, int], int] = {}
         self._waiting: dict[tuple[str, int], set[int]] = {}
         self._settled: set[RecordRef] = set()
-        self._keys: set[tuple[str, str]] = set()
-        self._cancelled: set[tuple[str, str]] = set()
+        self._keys: dict[tuple[str, str], Taken] = {}
+        self._cancelled: dict[tuple[str, str], dict[int, int]] = {}
+        """By tenant and task id, then by partition, the last cancellation's offset."""
         self._eval_digests: set[str] = set()
 
     # -- records -----------------------------------------------------------------------------------------------
@@ -65,23 +96,31 @@ class Intake:
             self._position[place] = ref.offset + 1
         tenant = tenant_of(ref)
         if isinstance(event, TaskCancelled):
-            self._cancelled.add((tenant, event.task_id))
-            self.queue.remove(tenant, event.task_id)
+            self._cancel(tenant, ref, event.task_id)
             return
-        key = (tenant, event.idempotency_key or event.task_id)
-        if ref in self._settled or (tenant, event.task_id) in self._cancelled or key in self._keys:
+        if ref in self._settled or self.undecided(ref):
             return
         wrong = refusal(event, self._max_attempts) or self._unserved(event)
         if wrong is not None:
             self._refuse(ref, "refused", f"task {event.task_id[:80]}: {wrong}")
             return
+        cancellation = self._cancellation(ref, event.task_id)
+        if cancellation is not None:
+            detail = f"task {event.task_id} was cancelled at {cancellation}; to run it, publish it under another id"
+            self._refuse(ref, "cancelled", detail)
+            return
         digest = task_digest(event)
+        key = (tenant, event.idempotency_key or event.task_id)
+        content = Content(event.task_id, digest, event.purpose, event.attempts, event.budget)
+        if key in self._keys:
+            self._repeated(ref, content, key)
+            return
         if event.purpose == "eval":
             self._eval_digests.add(digest)
         elif digest in self._eval_digests:
             self._refuse(ref, "refused", f"task {event.task_id} is published for evaluation; RL on it is refused")
             return
-        self._keys.add(key)
+        self._keys[key] = Taken(ref, content)
         self._waiting.setdefault(place, set()).add(ref.offset)
         self.queue.push(WaitingTask(ref, event, digest, tenant))
 
@@ -91,14 +130,43 @@ class Intake:
             return None
         return f"policy: {task.policy!r} is not served here, expected {self._policy!r}"
 
+    def _cancel(self, tenant: str, ref: RecordRef, task_id: str) -> None:
+        offsets = self._cancelled.setdefault((tenant, task_id), {})
+        offsets[ref.partition] = max(ref.offset, offsets.get(ref.partition, 0))
+        for waiting in self.queue.of(tenant, task_id):
+            if self._cancellation(waiting.ref, task_id) is not None:
+                self.queue.remove(waiting)
+                self.turn_away(waiting, "cancelled", f"task {task_id} was cancelled at {ref}")
+
+    def _cancellation(self, task: RecordRef, task_id: str) -> RecordRef | None:
+        """The cancellation that holds for this record of a task, if any."""
+        for partition, offset in self._cancelled.get((tenant_of(task), task_id), {}).items():
+            if partition != task.partition or offset > task.offset:
+                return RecordRef(task.topic, partition, offset)
+        return None
+
+    def _repeated(self, ref: RecordRef, content: Content, key: tuple[str, str]) -> None:
+        """A second task with a key: the same again, or another one that would never run."""
+        first = self._keys[key]
+        ours, theirs = asdict(content), asdict(first.content)
+        other = [name for name in ours if ours[name] != theirs[name]]
+        if other:
+            wrong = f"has the key {key[1]!r} of the task at {first.ref} and another {', '.join(other)}"
+        elif first.ended == "cancelled" or (not first.ended and self._cancellation(first.ref, content.task_id)):
+            wrong = f"is the task at {first.ref} again, which was cancelled"
+        else:
+            return
+        detail = f"task {content.task_id} at {ref} {wrong}; publish it under another idempotency key"
+        self._refuse(ref, "refused", detail)
+
     def _refuse(self, ref: RecordRef, reason: DiscardReason, detail: str) -> None:
-        self._settled.add(ref)
+        """Undecided until this is on the log: a successor refuses it if this controller can't any more."""
+        self._waiting.setdefault((ref.topic, ref.partition), set()).add(ref.offset)
         self.refused.append(Refused(ref, reason, detail))
 
     def turn_away(self, task: WaitingTask, reason: DiscardReason, detail: str) -> None:
         """A task taken from the queue that can't be opened after all."""
-        self._keys.discard((task.tenant, task.task.idempotency_key or task.task.task_id))
-        self.settled(task.ref)
+        self._keys.pop((task.tenant, task.task.idempotency_key or task.task.task_id), None)
         self._refuse(task.ref, reason, detail)
 
     # -- what became of them -----------------------------------------------------------------------------------
@@ -106,10 +174,17 @@ class Intake:
     def opened(self, event: GroupOpened, *, served: bool) -> None:
         """A group was opened; `served` here, or by the controller of another policy."""
         if served:
-            self._keys.add((tenant_of(event.task), event.idempotency_key or event.task_id))
+            content = Content(event.task_id, event.task_digest, event.purpose, len(event.sessions), event.budget)
+            self._keys[_key_of(event)] = Taken(event.task, content)
         if event.purpose == "eval":
             self._eval_digests.add(event.task_digest)
         self.settled(event.task)
+
+    def closed(self, group: GroupOpened, reason: str) -> None:
+        """A group that was served here has ended."""
+        taken = self._keys.get(_key_of(group))
+        if taken is not None and taken.ref == group.task:
+            taken.ended = reason
 
     def settled(self, task: RecordRef) -> None:
         """The record has its group, or its refusal, on the log."""
@@ -118,12 +193,11 @@ class Intake:
 
     def cancelled(self, group: GroupOpened) -> bool:
         """Whether the group's task was cancelled by its own tenant."""
-        return (tenant_of(group.task), group.task_id) in self._cancelled
+        return self._cancellation(group.task, group.task_id) is not None
 
     def undecided(self, ref: RecordRef) -> bool:
-        """Whether the record's task waits for its group, or its refusal for being told."""
-        waiting = self._waiting.get((ref.topic, ref.partition), ())
-        return ref.offset in waiting or any(one.ref == ref for one in self.refused)
+        """Whether the record's task waits for its group, or its refusal for being on the log."""
+        return ref.offset in self._waiting.get((ref.topic, ref.partition), ())
 
     def low(self, topic: str) -> list[int]:
         """By partition of a task topic: every record before this offset has been decided or was no task to decide."""
@@ -139,3 +213,7 @@ class Intake:
         """`low` of each tenant's topic that has been read."""
         names = sorted({name for name, _ in self._position if name != topics.TASKS.name})
         return {name: self.low(name) for name in names}
+
+
+def _key_of(group: GroupOpened) -> tuple[str, str]:
+    return tenant_of(group.task), group.idempotency_key or group.task_id

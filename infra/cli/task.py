@@ -65,7 +65,8 @@ def publish(context: Context, sources: tuple[Path, ...], tenant: str, **options:
     Needs only the broker (and the object store, for a workspace that is not text or above 4 MiB); actors may run or
     not. All or none: a broken source refuses the whole command, in one line,
     before anything is published. A task is taken once for each idempotency key, and the key is the task's id unless
-    given: publishing it again does nothing new. A cancelled task id stays cancelled.
+    given: publishing it again does nothing new, and publishing another task under it is refused (a group.discarded says
+    why). A task published after its cancellation is a new one; if it had a group, it needs another key.
 
     \b
     A task directory; its name is the task's id:
@@ -127,7 +128,9 @@ def _line(one: Published) -> str:
 def cancel(context: Context, task_id: str, reason: str, tenant: str) -> None:
     """Cancel TASK_ID: it is not opened any more, and a group of it under way is discarded.
 
-    Needs only the broker. Cancelling an id that nobody has published keeps a later task of that id from being opened.
+    Needs only the broker. A cancellation holds for what was published before it, and not for a later task of that id.
+    If a client of another kind published it, the two may lie in different partitions, where nothing tells their order:
+    then it holds for a later one too, which is refused with the reason.
     """
 
     topic = _topic(context, tenant)

@@ -89,6 +89,8 @@ class TaskPublished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class TaskCancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="task.cancelled.v1"):
+    """The tasks of this id that were published before (by the same kind of client: in the same partition) end."""
+
     task_id: str
     reason: str = ""
 

@@ -9,6 +9,7 @@ import pytest
 from odradek.actors.controller.core import EVAL_LANE, Controller
 from odradek.actors.controller.endings import REMEMBERED_MS
 from odradek.actors.controller.groups import MAX_REPLACEMENTS
+from odradek.actors.controller.identity import group_id
 from odradek.actors.controller.placement import LOST_AFTER_S, Placer, host_of
 from odradek.streams.codec import encode
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
@@ -248,12 +249,12 @@ def test_a_session_that_nobody_could_end_for_a_week_is_forgotten() -> None:
 def test_a_cancelled_task_is_taken_out_or_its_group_discarded() -> None:
     world = World()
     (group,) = world.opened("a")
-    world.publish(task("b"))
+    waiting = world.publish(task("b"))
     world.publish(TaskCancelled(task_id="b"))
     world.publish(TaskCancelled(task_id="a"))
-    decided = world.tick()
-    assert [(type(e), getattr(e, "reason", "")) for e in decided] == [(GroupDiscarded, "cancelled")]
-    assert decided[0].group_id == group.group_id  # type: ignore[union-attr]
+    decided = [event for event in world.tick() if isinstance(event, GroupDiscarded) and event.reason == "cancelled"]
+    assert [event.group_id for event in decided] == [group_id(waiting), group.group_id]
+    assert [type(event) for event in world.log] == [GroupOpened, GroupDiscarded, GroupDiscarded]
 
 
 def test_rl_on_a_task_published_for_evaluation_is_refused() -> None:
