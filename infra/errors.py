@@ -46,5 +46,9 @@ class Unreachable(StackError):
     """A service did not answer within its deadline. A later try may succeed."""
 
 
+class AnswerLost(InfraError):
+    """Standard output is closed, or full: what the command did stands, and nobody can read its answer."""
+
+
 class DiskFull(StackError):
     """Too little free space where the stack keeps its data."""

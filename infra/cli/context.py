@@ -15,13 +15,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from odradek.infra.cli.output import answer
 from odradek.infra.config.load import Loaded, load
+from odradek.infra.errors import AnswerLost
 
 EXIT_OK = 0
 EXIT_CASE_FAILED = 1
@@ -54,10 +57,9 @@ class Context:
     def result(self, value: object, text: str) -> None:
         """The command's answer: `value` as one JSON document, or `text`."""
         if self.as_json:
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+            answer(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
         elif text:
-            sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+            answer(text + "\n")
 
     def say(self, message: str) -> None:
         """A line of progress, on standard error."""
@@ -101,9 +103,11 @@ def report_failure(error: BaseException, as_json: bool) -> int:
         log = _write_detail(error)
         message, code = f"unexpected {type(error).__name__}: {_first_line(error)} (details: {log})", EXIT_ENVIRONMENT
     message = " ".join(message.split())
-    if as_json:
-        sys.stdout.write(json.dumps({"error": message, "kind": type(error).__name__, "exit_code": code}) + "\n")
-    else:
+    if as_json and not isinstance(error, AnswerLost):
+        with suppress(AnswerLost):
+            answer(json.dumps({"error": message, "kind": type(error).__name__, "exit_code": code}) + "\n")
+            return code
+    with suppress(OSError):  # the exit code still says it
         print(f"odradek: {message}", file=sys.stderr)
     return code
 

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from odradek.infra.cli.context import EXIT_CODES, EXIT_OK, report_failure
+from odradek.infra.cli.output import open_standard_streams
 
 COMMANDS = {
     "up": "Start Kafka, S3 and Ray (what has no address yet), and the actors.",
@@ -96,6 +97,7 @@ def run(arguments: list[str]) -> int:
 
 def main() -> None:
     """Entry point of the `odradek` program. A polite end or a closed terminal cleans up as Ctrl-C does."""
+    open_standard_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
     sys.exit(run(sys.argv[1:]))

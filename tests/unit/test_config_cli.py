@@ -123,6 +123,40 @@ def test_status_of_nothing_is_exit_code_3_and_creates_nothing(tmp_path: Path) ->
     assert not (tmp_path / "none").exists()
 
 
+def _stdout_to(kind: str) -> int:
+    """A standard output that takes nothing: `closed` is closed by the shell."""
+    if kind == "full":
+        return os.open("/dev/full", os.O_WRONLY)
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize("kind", ["closed", "full", "broken"])
+@pytest.mark.parametrize("arguments", ["config show", "status --json", "status --json --set nonsense", "down"])
+def test_an_answer_that_nobody_can_read_is_one_line_and_an_exit_code(tmp_path: Path, kind: str, arguments: str) -> None:
+    """A closed pipe or a full disk must not look like a success, nor like a bug of ours."""
+    line = f"{sys.executable} -m odradek.infra.cli.main {arguments} --data {tmp_path}/none"
+    command = ["sh", "-c", f"{line} >&-" if kind == "closed" else line]
+    out = _stdout_to(kind)
+    try:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(out)
+    (said,) = [line for line in done.stderr.splitlines() if not line.startswith("[")]
+    if "nonsense" in arguments:
+        assert (done.returncode, said.startswith("odradek: --set nonsense")) == (2, True), "the first fault is told"
+    else:
+        assert (done.returncode, said.startswith("odradek: standard output took no answer (")) == (3, True)
+
+
+def test_progress_with_standard_error_closed_does_not_join_the_answer(tmp_path: Path) -> None:
+    """Python prints to standard output where it has no standard error."""
+    line = f"{sys.executable} -m odradek.infra.cli.main status --json --data {tmp_path}/none 2>&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, json.loads(done.stdout)["waiting"]) == (3, [])
+
+
 def test_status_while_an_up_starts_the_actors_says_so_and_asks_none(tmp_path: Path) -> None:
     """They are not there yet: to ask would take as long as Ray takes to say so."""
     with locked(tmp_path, name=ACTORS_LOCK):
