@@ -25,6 +25,7 @@ import msgspec
 from odradek.infra.cli.output import answer
 from odradek.infra.config.load import Loaded, load
 from odradek.infra.errors import AnswerLost
+from odradek.infra.shown import clean
 
 EXIT_OK = 0
 EXIT_CASE_FAILED = 1
@@ -55,16 +56,16 @@ class Context:
         self._lock = threading.Lock()
 
     def result(self, value: object, text: str) -> None:
-        """The command's answer: `value` as one JSON document, or `text`."""
+        """The command's answer: `value` as one JSON document, or `text`, its control characters written out."""
         if self.as_json:
             answer(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
         elif text:
-            answer(text + "\n")
+            answer(clean(text) + "\n")
 
     def say(self, message: str) -> None:
         """A line of progress, on standard error."""
         with self._lock:
-            print(f"[{time.monotonic() - self._started:6.1f} s] {message}", file=sys.stderr, flush=True)
+            print(f"[{time.monotonic() - self._started:6.1f} s] {clean(message)}", file=sys.stderr, flush=True)
 
     def progress(self, component: str, message: str) -> None:
         """The same, in the form that the stack calls."""
@@ -108,7 +109,7 @@ def report_failure(error: BaseException, as_json: bool) -> int:
             answer(json.dumps({"error": message, "kind": type(error).__name__, "exit_code": code}) + "\n")
             return code
     with suppress(OSError):  # the exit code still says it
-        print(f"odradek: {message}", file=sys.stderr)
+        print(f"odradek: {clean(message)}", file=sys.stderr)
     return code
 
 

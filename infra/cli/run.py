@@ -122,9 +122,10 @@ def _accepted(accept: bool | None, folder: Path, finished: Finished) -> bool:
 
 
 def _set_aside(finished: Finished) -> list[Any]:
-    from odradek.infra.serve.view import Line, clean
+    from odradek.actors.tools.text import show_name
+    from odradek.infra.serve.view import Line
 
-    lines = [Line("error", f"not brought back (inside .git): {clean(path)}") for path in finished.changes.refused]
+    lines = [Line("error", f"not brought back (inside .git): {show_name(path)}") for path in finished.changes.refused]
     if finished.changes.by_products:
         lines.append(Line("note", f"not brought back: {len(finished.changes.by_products)} ignored by-products"))
     return lines

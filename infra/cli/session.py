@@ -112,6 +112,8 @@ def _matches(row: Listed, wanted: dict[str, str | None]) -> bool:
 
 def table(rows: list[Listed]) -> str:
     """For a terminal: one line a session, widths by content."""
+    from odradek.actors.tools.text import show_name
+
     if not rows:
         return "no session on the log matches"
     head = ("session", "origin", "task", "version", "end", "turns", "calls", "tokens", "reward", "opened")
@@ -130,6 +132,7 @@ def table(rows: list[Listed]) -> str:
         )
         for row in rows
     ]
+    cells = [tuple(map(show_name, line)) for line in cells]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
 

@@ -21,6 +21,7 @@ from odradek.infra.observe.fold import RunFold
 from odradek.infra.observe.frame import Rate, VersionRow, rate_of, version_rows
 from odradek.infra.observe.sessions import SessionBook
 from odradek.infra.observe.utilisation import utilisation
+from odradek.infra.shown import clean
 
 SUSPECTS_SHOWN = 20
 """Records with unbelieved clocks that are listed; the rest is counted."""
@@ -50,7 +51,7 @@ class Tile:
 def render(fold: RunFold, book: SessionBook, written_ms: int) -> str:
     """The page."""
     rows = version_rows(fold)
-    return (
+    page = (
         _environment()
         .get_template("report.html.j2")
         .render(
@@ -73,6 +74,7 @@ def render(fold: RunFold, book: SessionBook, written_ms: int) -> str:
             ignored=book.ignored,
         )
     )
+    return clean(page)
 
 
 @cache

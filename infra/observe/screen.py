@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from odradek.actors.tools.text import show_name
 from odradek.infra.observe.actors import ActorView
 from odradek.infra.observe.frame import Frame, Rate, VersionRow
 
@@ -74,7 +75,7 @@ def _held_out(frame: Frame) -> RenderableType:
     table = Table(title="Held out, solved", title_justify="left", title_style="bold", pad_edge=False, box=None)
     table.add_column("version", justify="right")
     for name in sets:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(show_name(name.replace("_", " ")), justify="right")
     for row in evaluated:
         table.add_row(str(row.version), *(_rate(row.held_out.get(name)) for name in sets))
     return table
@@ -118,9 +119,9 @@ def _loop(frame: Frame) -> RenderableType:
     table.add_row(str(frame.batches), f"batches assembled, {frame.steps} trained")
     behind = [lag for lag in frame.lags if lag.count]
     for lag in behind:
-        table.add_row(Text(str(lag.count), style="yellow"), f"{lag.consumer}: {lag.what}")
+        table.add_row(Text(str(lag.count), style="yellow"), f"{show_name(lag.consumer)}: {lag.what}")
     if not behind:
-        table.add_row("0", f"lag of {', '.join(lag.consumer for lag in frame.lags)}")
+        table.add_row("0", f"lag of {', '.join(show_name(lag.consumer) for lag in frame.lags)}")
     if frame.staleness:
         total = sum(frame.staleness.values())
         parts = ", ".join(f"{k}: {100 * count / total:.0f} %" for k, count in frame.staleness.items())
@@ -139,11 +140,11 @@ def _actors(views: Iterable[ActorView], absent: str) -> RenderableType:
         if view.asked:
             table.add_row(view.name, "", Text(f"asked; {view.note} so far", style="yellow"))
         elif not view.up:
-            table.add_row(view.name, "", Text(f"down: {view.note}" if view.note else "down", style="red"))
+            table.add_row(view.name, "", Text(f"down: {show_name(view.note)}" if view.note else "down", style="red"))
         else:
             rate = "" if view.work_rate is None else f"{view.work_rate:.2f}"
             said = _says(view)
-            table.add_row(view.name, rate, f"{said} ({view.note})" if view.note else said)
+            table.add_row(view.name, rate, f"{said} ({show_name(view.note)})" if view.note else said)
     if absent:
         return Group(table, Text(absent, style="dim")) if table.row_count else Text(absent, style="dim")
     return table
@@ -169,7 +170,7 @@ def _wait(frame: Frame) -> Text:
     if wait is None:
         return Text("")
     style = "yellow" if wait.seconds >= LONG_WAIT_S else ""
-    return Text(f"oldest wait: {wait.seconds:.0f} s for {wait.what} ({wait.host})", style=style)
+    return Text(f"oldest wait: {wait.seconds:.0f} s for {show_name(wait.what)} ({wait.host})", style=style)
 
 
 def _two_columns(left: RenderableType, right: RenderableType) -> RenderableType:

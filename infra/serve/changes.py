@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from odradek.actors.environment.delta import Delta, in_order
 from odradek.actors.tools.diff import unified
+from odradek.actors.tools.text import show_name
 from odradek.infra.serve.select import Ignored
 from odradek.infra.serve.snapshot import DIRECTORY_MODE, Node, Tree
 
@@ -102,7 +103,7 @@ def as_diff(changes: Iterable[Change]) -> str:
 
 def diff_of(change: Change) -> str:
     """One change: header lines for kind and mode, then the content's diff."""
-    path, before, after = change.path, change.before, change.after
+    path, before, after = show_name(change.path), change.before, change.after
     if "dir" in (before and before.kind, after and after.kind) and None in (before, after):
         return f"{'remove' if after is None else 'make'} directory {path}\n"
     lines = [f"diff {path}\n"]

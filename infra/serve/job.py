@@ -19,6 +19,7 @@ from odradek.actors.policy.template import XmlTemplate
 from odradek.actors.policy.tokenizer import Tokenizer
 from odradek.actors.runtime.deployment import Deployment, actor_handle
 from odradek.actors.runtime.store import blobs_of, log_of
+from odradek.actors.tools.text import show_name
 from odradek.infra.serve.answers import Verdict, consent_stands, give_feedback, set_consent
 from odradek.infra.serve.apply import apply
 from odradek.infra.serve.changes import Changes, as_diff, compare
@@ -84,7 +85,7 @@ def about(copied: Copied) -> list[Line]:
     tree = copied.snapshot.tree
     lines = [Line("note", f"copied {len(tree)} files, {copied.snapshot.size / 1e6:.2f} MB")]
     for path, reason in sorted(copied.snapshot.left_out.items()):
-        lines.append(Line("note", f"left out {path}: {reason}"))
+        lines.append(Line("note", f"left out {show_name(path)}: {reason}"))
     return lines
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from odradek.infra.serve.view import Line, Style
+from odradek.infra.shown import clean
 
 STYLES: Mapping[Style, str] = {
     "text": "",
@@ -46,7 +47,7 @@ class Screen:
         """Print lines of the story."""
         for line in lines:
             self._clear()
-            self._console.print(Text(line.text, style=STYLES[line.style]))
+            self._console.print(Text(clean(line.text), style=STYLES[line.style]))
 
     def waits(self, what: str) -> None:
         """From now on this is waited for."""

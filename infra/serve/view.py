@@ -7,7 +7,6 @@ follows. Nothing here decides anything; the same events give the same lines.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +16,7 @@ from odradek.actors.policy.template import ChatTemplate
 from odradek.infra.serve.changes import apply_delta, as_diff, compare, with_directories
 from odradek.infra.serve.select import BY_PRODUCTS
 from odradek.infra.serve.snapshot import Node, Tree
+from odradek.infra.shown import clean
 from odradek.streams.codec import read_i32
 from odradek.streams.events.sessions import (
     CancelRequested,
@@ -59,14 +59,6 @@ class Line:
 
     style: Style
     text: str
-
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-
-
-def clean(text: str) -> str:
-    """Control and direction characters written out; tabs and line feeds stay. CRLF counts as one line end."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 
 
 def diff_lines(diff: str) -> list[Line]:

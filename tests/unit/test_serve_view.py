@@ -8,7 +8,8 @@ from tests.support.session_world import template
 from odradek.actors.environment.delta import Delta, DeltaEntry
 from odradek.infra.serve.changes import Change, as_diff, compare, fold, with_directories
 from odradek.infra.serve.select import BY_PRODUCTS
-from odradek.infra.serve.view import OUTPUT_LINES, Line, View, clean
+from odradek.infra.serve.view import OUTPUT_LINES, Line, View
+from odradek.infra.shown import clean
 from odradek.streams.codec import f32, i32
 from odradek.streams.events.sessions import (
     EnvironmentOpened,
