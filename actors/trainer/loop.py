@@ -113,14 +113,11 @@ class TrainerLoop:
         self._state: TrainerState | None = None
         self._weights: Weights | None = None
         self._thread = ThreadPoolExecutor(1, "training", initializer=lambda: torch.set_num_threads(1))
+        self.version = -1
+        """Newest version that the log names; -1 before start-up is over."""
         self.position = 0
         """Next offset of batches.v1 to read."""
         self.busy_s = 0.0
-
-    @property
-    def version(self) -> int:
-        """Version of the weights in hand; -1 before start-up is over."""
-        return -1 if self._state is None else self._state.version
 
     async def run(self) -> None:
         """Resume, then follow the lane for ever."""
@@ -128,6 +125,8 @@ class TrainerLoop:
         async with Stage(self._log, f"trainer.{self._lane.lane}", outputs) as stage:
             try:
                 await self._resume(stage)
+                assert self._state is not None
+                self.version = self._state.version
                 async for record in self._log.tail(topics.BATCHES.name, {self._partition: self.position}):
                     await self._on_record(stage, record)
                     self.position = record.ref.offset + 1
@@ -145,7 +144,7 @@ class TrainerLoop:
         mark: StepCompleted | IncarnationBegun = last.event.body
         self.position = mark.batch_offset + 1
         await self._restore(mark.manifest_key, mark.manifest_sha256)
-        log.info("lane %s goes on from version %d, batches.v1 offset %d", self._lane.lane, self.version, self.position)
+        log.info("lane %s goes on after %s, batches.v1 offset %d", self._lane.lane, mark.manifest_key, self.position)
 
     def _is_mark(self, record: Record) -> bool:
         """Whether it says how far the lane is trained."""
@@ -292,7 +291,7 @@ class TrainerLoop:
         step = StepCompleted(
             lane=self._lane.lane,
             policy=self._lane.policy,
-            step=self.version,
+            step=done.published.manifest.version,
             batch_id=batch.batch_id,
             batch_offset=offset,
             manifest_key=done.published.key,
@@ -312,6 +311,7 @@ class TrainerLoop:
                 f"trainer.{self._lane.lane}", {(topics.BATCHES.name, self._partition): offset + 1}
             )
             await reach("trainer.before_commit")
+        self.version = step.step
         await reach("trainer.after_commit")
         log.info("step %d: %s", self.version, done.report)
 

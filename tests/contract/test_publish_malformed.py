@@ -17,6 +17,7 @@ from support.waiting import eventually
 from odradek.actors.controller import actor as controller_actor
 from odradek.actors.controller.actor import NAME, ControllerActor
 from odradek.actors.controller.core import EVAL_LANE, Controller
+from odradek.actors.controller.letters import Letters
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.infra.observe.follow import FOLDED, RunFollower
 from odradek.streams import topics
@@ -138,7 +139,8 @@ def intake(log: EventLog) -> ControllerActor:
     actor._deployment = Deployment(
         kafka=log.config, store=store, lane=LANE, data_dir="", tokenizer_file="", warm_start_dir=""
     )
-    actor._log, actor._core, actor._letters = log, Controller(LANE), DeadLetters(log)
+    actor._log, actor._core = log, Controller(LANE)
+    actor._letters = Letters(log, actor._core, NAME)
     return actor
 
 

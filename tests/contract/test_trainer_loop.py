@@ -118,9 +118,11 @@ async def test_killed_at_each_point_the_next_holder_gives_the_same_bits(
 ) -> None:
     """No batch is trained twice, none is skipped; what a killed step left behind is adopted or made again."""
     await world.assemble(3)
+    killed = world.loop()
     with faults.armed(point, Nth(2)), pytest.raises(faults.Killed):
-        await asyncio.wait_for(world.loop().run(), 120)
+        await asyncio.wait_for(killed.run(), 120)
     steps = [step.step for step in await world.lane.steps()]
+    assert killed.version == steps[-1], "it says what the log names, not what it has in hand"
     manifest, sent = await world.manifest(2), await world.lane.written()
     committed = 3 + len(steps)  # three batches and the steps
     match point:
