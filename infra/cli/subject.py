@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from odradek.actors.tools.text import show_name
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, CaseFailed, Context, command_options
-from odradek.infra.cli.log import Say, opened_log, run
-from odradek.infra.errors import InfraError
+from odradek.infra.cli.log import Say, broker, opened_log, run
+from odradek.infra.errors import InfraError, UsageError
 
 if TYPE_CHECKING:
     from odradek.streams.privacy.report import ErasureReport
@@ -74,17 +76,24 @@ def show(context: Context, subject: str) -> None:
     type=click.Path(path_type=Path),
     help="An exported file that is not where it was written, and of which no copy is left; repeatable.",
 )
+@click.option("--yes", is_flag=True, help="Erase without asking; needed where there is no terminal.")
 @command_options
-def erase(context: Context, subject: str, reason: str, gone: tuple[Path, ...]) -> None:
+def erase(context: Context, subject: str, reason: str, gone: tuple[Path, ...], yes: bool) -> None:
     """Destroy SUBJECT's key, for ever: everything of theirs on the log, in dead letters and in the object store becomes
     unreadable, nothing more of them can be written, and no later batch or step takes anything of theirs.
 
-    Prints store by store what is left, and the batches and weight versions that saw their sessions: weights do not
-    forget. Run it again after an interruption, or until all is done. Exit code 1 while anything readable is left or
-    could not be looked at.
+    Asks first. Prints store by store what is left, and the batches and weight versions that saw their sessions: weights
+    do not forget. Run it again after an interruption, or until all is done. Exit code 1 while anything readable is left
+    or could not be looked at, and when you answer no.
     """
     if not subject.strip():
         raise click.UsageError("a subject has a name")
+    if not yes and (context.as_json or not sys.stdin.isatty()):
+        raise UsageError("this cannot be undone, and there is no terminal to ask on: say --yes")
+    broker(context.config)  # a deployment that does not run is said before anything is asked
+    question = f"Destroy the key of {show_name(subject)} for ever? What they said can't be read by anybody after that."
+    if not yes and not click.confirm(question, err=True):
+        raise CaseFailed(f"nothing was erased of {subject}")
     report = run(context, f"erasing {subject}", lambda tell: _erase(context, subject, reason, gone, tell))
     context.result({**msgspec.to_builtins(report), "done": report.done}, _erased(report))
     if not report.done:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.assembly_world import turn
-from support.cli import Cli
+from support.cli import Cli, Terminal
 from support.lane_world import LaneWorld
 from support.training_world import TrainingWorld
 
@@ -69,13 +70,15 @@ def cli(
     return Cli(capsys, config)
 
 
-def test_erase_reports_store_by_store_and_what_follows_agrees(cli: Cli, subject: str, tmp_path: Path) -> None:
+def test_erase_reports_store_by_store_and_what_follows_agrees(
+    cli: Cli, subject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = tmp_path / "rows.jsonl"
     exported = cli("replay", "export", "--format", "jsonl", "--out", rows, "--json")
     assert exported.json["rows"] == 2 and len(rows.read_text().splitlines()) == 2
     assert cli("replay", "rebuild", "--verify").out == "1/1 byte-identical\n"
 
-    done = cli("subject", "erase", subject, "--json")
+    done = cli("subject", "erase", subject, "--yes", "--json")
     assert done.code == 0, done.err
     report = done.json
     assert report["done"] is True and report["sessions"] == 2 and report["exclusion"]["broken"] == []
@@ -86,8 +89,10 @@ def test_erase_reports_store_by_store_and_what_follows_agrees(cli: Cli, subject:
     assert [len(batch["sessions"]) for batch in report["batches"]] == [2] and report["versions"] == []
     assert rows.read_text() == ""
 
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     text = cli("subject", "erase", subject)
-    assert text.code == 0 and text.out.startswith(f"{subject}: erased (asked for at subjects.v1/0@")
+    assert "can't be read by anybody after that" in text.err, "asked once more: it may be run again"
+    assert text.code == 0 and text.out.lstrip().startswith(f"{subject}: erased (asked for at subjects.v1/0@")
     assert "pending      batch" in text.out and "2 sessions, in 1 batches" in text.out
     verified = cli("replay", "rebuild", "--verify")
     assert verified.code == 0, "an erased member is named and is no fault"
@@ -110,11 +115,11 @@ def test_what_cannot_be_looked_at_is_said_and_ends_with_exit_code_1(cli: Cli, su
     rows = tmp_path / "rows.jsonl"
     assert cli("replay", "export", "--format", "jsonl", "--out", rows).code == 0
     moved = rows.rename(tmp_path / "elsewhere.jsonl")
-    refused = cli("subject", "erase", subject)
+    refused = cli("subject", "erase", subject, "--yes")
     assert refused.code == 1 and "NOT all done" in refused.out
     assert f"exports      unreachable {rows}: not where it was written" in refused.out
     moved.unlink()
-    assert cli("subject", "erase", subject, "--gone", rows).code == 0
+    assert cli("subject", "erase", subject, "--yes", "--gone", rows).code == 0
     assert cli("subject", "erase", " ").code == 2
 
 
@@ -122,7 +127,7 @@ def test_a_key_is_destroyed_even_while_the_object_store_is_down(
     cli: Cli, subject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ODRADEK_S3__ENDPOINT", "http://127.0.0.1:9")
-    refused = cli("subject", "erase", subject, "--json")
+    refused = cli("subject", "erase", subject, "--yes", "--json")
     assert refused.code == 1
     states = {one["store"]: one["state"] for one in refused.json["stores"]}
     assert (states["key"], states["sessions.v1"], states["objects"]) == ("deleted", "unreadable", "unreachable")

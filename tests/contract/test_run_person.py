@@ -244,7 +244,7 @@ def test_nothing_a_person_said_lies_readable_in_a_deployment_and_nothing_is_left
     assert marker in deployed.cli("session", "show", session).stdout, "readable to who has the key"
     assert deployed.readable(marker) == []
 
-    erased = deployed.cli("subject", "erase", "person-erased", "--json")
+    erased = deployed.cli("subject", "erase", "person-erased", "--yes", "--json")
     assert erased.returncode == 0, erased.stdout + erased.stderr
     states = {one["store"]: one["state"] for one in json.loads(erased.stdout)["stores"]}
     assert (states["sessions.v1"], states["objects"], states["key"]) == ("unreadable", "deleted", "deleted")

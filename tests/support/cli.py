@@ -5,6 +5,7 @@ Without a data folder of the test's own (`--data`, ODRADEK_DATA) it gets a tempo
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -15,6 +16,13 @@ import pytest
 
 from odradek.infra.cli import main
 from odradek.streams.config import KafkaConfig
+
+
+class Terminal(io.StringIO):
+    """Standard input with somebody before it who types this."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
