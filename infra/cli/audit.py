@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, CaseFailed, Context, command_options
+from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, CaseFailed, Context, command_options, given
 from odradek.infra.cli.log import Say, broker, run
 from odradek.infra.errors import UsageError
 
@@ -135,7 +135,7 @@ def prove(context: Context, ce_id: str, topic: str | None, keys: tuple[str, ...]
 
 
 @command.command
-@click.argument("session_id", metavar="SESSION")
+@click.argument("session_id", metavar="SESSION", callback=given)
 @command_options
 def resample(context: Context, session_id: str) -> None:
     """Compute a session's log-probs and tokens again under the weights that it names.

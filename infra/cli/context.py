@@ -89,6 +89,13 @@ def command_options(function: _F) -> Callable[..., None]:
     return wrapped
 
 
+def given(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Callback of an id that may be shortened to its beginning: all of them begin with nothing."""
+    if not value.strip():
+        raise click.UsageError(f"{parameter.make_metavar(context)} is empty: say which one")
+    return value
+
+
 def report_failure(error: BaseException, as_json: bool) -> int:
     """Tell a person (or, with --json, a program) what went wrong in one line; returns the exit code."""
     if isinstance(error, click.ClickException):

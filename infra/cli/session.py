@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from odradek.infra.cli.context import EXIT_CODES, Context, command_options
+from odradek.infra.cli.context import EXIT_CODES, Context, command_options, given
 from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.errors import UsageError
 
@@ -117,7 +117,7 @@ def table(rows: list[Listed]) -> str:
     if not rows:
         return "no session on the log matches"
     head = ("session", "origin", "task", "version", "end", "turns", "calls", "tokens", "reward", "opened")
-    cells = [head] + [
+    cells: list[tuple[str, ...]] = [head] + [
         (
             row.session_id,
             row.origin,
@@ -138,7 +138,7 @@ def table(rows: list[Listed]) -> str:
 
 
 @command.command
-@click.argument("session_id", metavar="ID")
+@click.argument("session_id", metavar="ID", callback=given)
 @command_options
 def show(context: Context, session_id: str) -> None:
     """Read session ID (or the only one whose id begins so) from the log: turns decoded from their tokens, calls,
@@ -154,7 +154,7 @@ def show(context: Context, session_id: str) -> None:
 
 
 @command.command
-@click.argument("session_id", metavar="ID")
+@click.argument("session_id", metavar="ID", callback=given)
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it to its end, or only hand it over.")
 @command_options
 def resume(context: Context, session_id: str, wait: bool) -> None:
@@ -168,7 +168,7 @@ def resume(context: Context, session_id: str, wait: bool) -> None:
 
 
 @command.command
-@click.argument("session_id", metavar="ID")
+@click.argument("session_id", metavar="ID", callback=given)
 @click.option(
     "--at",
     required=True,

@@ -41,6 +41,9 @@ NOTHING = ("none", "")
 MASK = "•••"
 """What is shown in place of a secret."""
 
+NEAR_ELSEWHERE = 0.75
+"""Likeness from which a key of another section is suggested. Too low suggests what only shares letters."""
+
 
 class ConfigError(UsageError):
     """A setting that can't be obeyed; nothing was started."""
@@ -232,7 +235,7 @@ def _hint_key(section: str, key: str) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     everywhere = {f"{name}.{field}": field for name, fields in SECTIONS.items() for field in fields}
-    near = difflib.get_close_matches(plain, everywhere.values(), n=1)
+    near = difflib.get_close_matches(plain, everywhere.values(), n=1, cutoff=NEAR_ELSEWHERE)
     if near:
         return f"did you mean {next(full for full, field in everywhere.items() if field == near[0])!r}?"
     return f"its keys are {', '.join(SECTIONS[section])}"

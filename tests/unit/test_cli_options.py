@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from support.cli import Cli
 
 from odradek.infra.cli.main import COMMANDS, root
 
@@ -41,6 +42,14 @@ def test_no_option_hides_another_and_each_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, command in ALL.items() if not isinstance(command, click.Group)])
 def test_every_command_answers_in_json(name: str) -> None:
     assert "as_json" in {parameter.name for parameter in ALL[name].params}
+
+
+def test_an_empty_session_id_is_wrong_usage_and_not_the_beginning_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    cli = Cli(capsys)
+    for command in ("session show", "session resume", "session fork --at 0", "audit resample"):
+        for empty in ("", " "):
+            done = cli(*command.split(), empty)
+            assert done.code == 2 and "is empty: say which one" in done.err
 
 
 def test_the_table_names_what_the_build_has() -> None:

@@ -70,6 +70,7 @@ def test_a_key_in_the_wrong_section_is_refused_with_the_right_one(tmp_path: Path
         ("zzz.bootstrap=x", "'bootstrap' belongs to [kafka]"),
         ("zzz.wombat=x", "the sections are [data], [kafka]"),
         ("trainer.wombat=x", "its keys are learning_rate, minibatches"),
+        ("session.hosts=abc", "no key 'hosts' in [session]; its keys are "),
         ("trainer", "expected section.key=value"),
         ("trainer=3", "expected section.key=value"),
     ],
