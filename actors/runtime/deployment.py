@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import ray
 
 from odradek.streams.audit.settings import AuditSettings
 from odradek.streams.config import KafkaConfig, KeyStoreAddress
@@ -90,4 +89,6 @@ def actor_handle(name: str, namespace: str) -> Any:
 
     Raises ValueError if no actor has that name.
     """
+    import ray  # here, so that commands which only read settings do without its start
+
     return ray.get_actor(name, namespace=namespace)

@@ -7,6 +7,7 @@ log.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,18 +70,25 @@ async def store_trees(context: Context, trees: Sequence[bytes]) -> None:
 
 def run(context: Context, what: str, work: Callable[[Say], Coroutine[Any, Any, T]]) -> T:
     """Run a command's coroutine. If it takes longer than a moment, say what it is doing, and go on saying how far it
-    is: `work` is given a function that takes its latest state, told at most every `SAY_EVERY_S`."""
+    is: `work` is given a function that takes its latest state, told at most every `SAY_EVERY_S`. Told from a thread:
+    what takes longest on a busy machine is an import, and that holds up the event loop."""
     latest = [f"{what} …"]
 
     def tell(state: str) -> None:
         latest[0] = f"{what}: {state}"
 
-    async def told() -> T:
-        task = asyncio.ensure_future(work(tell))
+    ended = threading.Event()
+
+    def told() -> None:
         wait = SAY_AFTER_S
-        while not (await asyncio.wait({task}, timeout=wait))[0]:
+        while not ended.wait(wait):
             context.say(latest[0])
             wait = SAY_EVERY_S
-        return task.result()
 
-    return asyncio.run(told())
+    teller = threading.Thread(target=told, name="progress", daemon=True)
+    teller.start()
+    try:
+        return asyncio.run(work(tell))
+    finally:
+        ended.set()
+        teller.join()

@@ -47,10 +47,10 @@ def import_(context: Context, source: Path, out: Path, compare: bool) -> None:
     keep their ids and rows. The result is opened with plain transformers, where that is installed, and with our
     decoder, and their logits are compared. Then: odradek up --set policy.dir=OUT
     """
+    context.say(f"reading {source}")
     from odradek.actors.policy.importer import import_hf
 
     _one_thread()
-    context.say(f"reading {source}")
     made = import_hf(source, out, compare)
     context.result(made, _told(made))
 
@@ -60,13 +60,16 @@ def import_(context: Context, source: Path, out: Path, compare: bool) -> None:
 @command_options
 def show(context: Context, directory: Path | None) -> None:
     """Check DIRECTORY [policy.dir, or the shipped policy] and print shape, size, tokenizer, digest and numerics id."""
+    context.say(f"reading {directory or context.config.policy.dir or 'the shipped policy'} …")
     from odradek.infra.cluster.policy import checked, sizes, weights_digest
-    from odradek.kernels.numerics import numerics_id
 
     config = context.config
     if directory is not None:
         config = msgspec.structs.replace(config, policy=msgspec.structs.replace(config.policy, dir=str(directory)))
     found = checked(config)
+    context.say(f"computing the digest of {found.weight_bytes / 1e6:.1f} MB of weights …")
+    from odradek.kernels.numerics import numerics_id
+
     _one_thread()
     follows = sizes(config)
     shown = Shown(

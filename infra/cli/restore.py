@@ -54,6 +54,7 @@ def command(context: Context, lanes: tuple[str, ...], reason: str, dry_run: bool
     the old one can't go on. What fits is left alone. Exit code 1 if something is left that stops a lane or the notary.
     The services must run and the actors must not: odradek down, then odradek up --no-actors.
     """
+    context.say("looking whether the actors run …")
     _no_actors(context)
     found = run(context, "comparing log and store", lambda tell: _restored(context, lanes, reason, dry_run, tell))
     context.result(found, as_text(found, dry_run))

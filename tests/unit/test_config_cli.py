@@ -11,9 +11,12 @@ from pathlib import Path
 
 import click
 import pytest
+from support.waiting import eventually_blocking
 
+from odradek.infra.cli import log
 from odradek.infra.cli import main as cli
-from odradek.infra.cli.context import CaseFailed, report_failure
+from odradek.infra.cli.context import CaseFailed, Context, report_failure
+from odradek.infra.config.load import load
 from odradek.infra.errors import InfraError, StackError
 from odradek.infra.stack.state import ACTORS_LOCK, locked, under_way
 from odradek.streams.errors import StreamError
@@ -49,6 +52,45 @@ def test_starting_the_command_line_imports_neither_torch_nor_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_looking_at_a_policy_directory_imports_neither_ray_nor_torch() -> None:
+    """Most of what `policy show` took on a busy machine was the import of Ray, which it does not use."""
+    script = (
+        "import sys, odradek.infra.cluster.policy; "
+        "sys.exit(', '.join(name for name in ('torch', 'ray', 'transformers') if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("policy show {}", "reading {} …"), ("restore --dry-run", "looking whether the actors run …")],
+)
+def test_a_slow_command_says_what_it_does_before_its_first_wait(tmp_path: Path, arguments: str, said: str) -> None:
+    """Nothing on the screen looks as if it hung."""
+    none = str(tmp_path / "none")
+    done = _run(*arguments.format(none).split(), "--data", none)
+    first, *_, last = done.stderr.splitlines()
+    assert first.endswith(f"s] {said.format(none)}") and last.startswith("odradek: ")
+
+
+def test_a_command_on_the_log_says_what_it_does_while_an_import_holds_up_its_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first import of the object store's client does for half a minute on a busy machine."""
+    monkeypatch.setattr(log, "SAY_AFTER_S", 0.01)
+    said: list[str] = []
+    context = Context(load(data=tmp_path), as_json=False)
+    monkeypatch.setattr(context, "say", said.append)
+
+    async def work(_tell: log.Say) -> str:
+        eventually_blocking(lambda: said, "the first line of progress")
+        return "done"
+
+    assert log.run(context, "reading the log", work) == "done"
+    assert said[0] == "reading the log …"
 
 
 def _leaves(command: click.Command) -> list[click.Command]:
@@ -204,11 +246,11 @@ def test_an_unexpected_error_names_its_log(
         raise ValueError("first line\nsecond line")
     except ValueError as error:
         assert report_failure(error, as_json=False) == 3
-    (log,) = (tmp_path / "odradek").iterdir()
-    assert capsys.readouterr().err == f"odradek: unexpected ValueError: first line (details: {log})\n"
-    assert "second line" in log.read_text()
-    assert "test_an_unexpected_error_names_its_log" in log.read_text()
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    (detail,) = (tmp_path / "odradek").iterdir()
+    assert capsys.readouterr().err == f"odradek: unexpected ValueError: first line (details: {detail})\n"
+    assert "second line" in detail.read_text()
+    assert "test_an_unexpected_error_names_its_log" in detail.read_text()
+    assert stat.S_IMODE(detail.stat().st_mode) == 0o600
 
 
 def test_every_error_of_this_room_is_one_line_with_a_documented_exit_code() -> None:
