@@ -71,6 +71,8 @@ class ControllerActor:
         self._statuses: dict[int, HostStatus] = {}
         self._told: set[tuple[str, str]] = set()
         """Session and boot id of its host: told that its group is closed."""
+        self._configured: LaneConfigured | None = None
+        """The lane's configuration in force when this controller started."""
         self._ready = False
         self._loop = LoopThread(NAME)
         self._loop.main(self._run(), NAME)
@@ -110,7 +112,7 @@ class ControllerActor:
         async with Stage(self._log, NAME, [*outputs, (topics.WEIGHTS_CURRENT.name, 0)]) as stage:
             self._stage = stage
             starts = await self._recover(outputs)
-            if not await self._configured(outputs[0][1]):
+            if self._configured != self._deployment.lane:
                 await self._commit([self._deployment.lane], [])
             self._hosts = [
                 actor_handle(f"session-{i}", self._deployment.namespace) for i in range(self._deployment.session_actors)
@@ -132,7 +134,9 @@ class ControllerActor:
             async for record in self._readable(topic, number, decided[number]):
                 body = record.event.body
                 self._core.apply_group(record.ref.offset, body, record.timestamp_ms)
-                if isinstance(body, GroupOpened) and body.policy == lane.policy:
+                if isinstance(body, LaneConfigured) and body.lane == lane.lane:
+                    self._configured = body
+                elif isinstance(body, GroupOpened) and body.policy == lane.policy:
                     oldest_open[body.group_id] = record.timestamp_ms
                     for name, offsets in [(topics.TASKS.name, body.tasks_low), *body.tenants_low.items()]:
                         known = low.get(name, [])
@@ -163,15 +167,6 @@ class ControllerActor:
         if since_ms is None:
             return await self._log.stable_ends(topics.REWARDS.name)
         return await self._log.offsets_for_time(topics.REWARDS.name, datetime.fromtimestamp(since_ms / 1000, UTC))
-
-    async def _configured(self, number: int) -> bool:
-        """Whether the lane's configuration in force is this deployment's."""
-        latest: LaneConfigured | None = None
-        async for record in self._readable(topics.GROUPS.name, number):
-            body = record.event.body
-            if isinstance(body, LaneConfigured) and body.lane == self._deployment.lane.lane:
-                latest = body
-        return latest == self._deployment.lane
 
     async def _readable(self, topic: str, number: int, end: int | None = None) -> AsyncIterator[Record]:
         """The records of its own topics. One that can't be read is nobody's decision: to the dead letters with it."""
