@@ -49,11 +49,25 @@ def command(
     """
     from odradek.infra.cli.log import broker
 
+    if otlp is None:
+        _tell_of_mlflow(context, environment)
     broker(context.config)  # without a log there is nothing to install for
     if otlp is not None:
         _to_collector(context, otlp, sessions)
     else:
         _in_mlflow(context, sessions, port, environment, load_only)
+
+
+def _tell_of_mlflow(context: Context, folder: Path | None) -> None:
+    """Whoever has to start a broker first should know what comes after it: MLflow needs a package index, and room."""
+    from odradek.infra.dashboard import environment as mlflow_environment
+
+    folder = folder or mlflow_environment.default_folder()
+    if not mlflow_environment.installed(folder):
+        context.say(
+            f"MLflow is not in {folder} yet: once the log answers it is installed there from the package index "
+            f"(about 620 MB); --otlp URL does without"
+        )
 
 
 def _to_collector(context: Context, address: str, sessions: int) -> None:

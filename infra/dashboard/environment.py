@@ -32,12 +32,17 @@ def default_folder() -> Path:
     return prefix.with_name(f"{prefix.name}-dashboard")
 
 
+def installed(folder: Path, lock: Path = LOCK) -> bool:
+    """Whether the environment is there and made from this lock."""
+    stamp = folder / STAMP
+    made = (folder / "bin" / "mlflow").exists() and stamp.exists()
+    return made and stamp.read_text() == hashlib.sha256(lock.read_bytes()).hexdigest()
+
+
 def ensure(folder: Path, say: Say, lock: Path = LOCK) -> Path:
     """The `mlflow` program of an environment made from this lock; installs it if it is not there."""
     program = folder / "bin" / "mlflow"
-    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
-    stamp = folder / STAMP
-    if program.exists() and stamp.exists() and stamp.read_text() == digest:
+    if installed(folder, lock):
         return program
     say(f"installing MLflow into {folder} (once, about 620 MB) …")
     shutil.rmtree(folder, ignore_errors=True)
@@ -48,7 +53,7 @@ def ensure(folder: Path, say: Say, lock: Path = LOCK) -> Path:
     _run(_installer(folder, lock), folder)
     if not program.exists():
         raise DashboardError(f"dashboard: {lock} was installed into {folder}, and {program} is not there")
-    stamp.write_text(digest)
+    (folder / STAMP).write_text(hashlib.sha256(lock.read_bytes()).hexdigest())
     return program
 
 

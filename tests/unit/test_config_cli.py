@@ -76,6 +76,18 @@ def test_a_slow_command_says_what_it_does_before_its_first_wait(tmp_path: Path, 
     assert first.endswith(f"s] {said.format(none)}") and last.startswith("odradek: ")
 
 
+def test_dashboard_says_that_mlflow_is_missing_before_it_asks_for_a_broker(tmp_path: Path) -> None:
+    """Else a person starts the services, only to learn that the installation can't work here."""
+    none, folder = str(tmp_path / "none"), str(tmp_path / "mlflow")
+    done = _run("dashboard", "--data", none, "--environment", folder)
+    first, last = done.stderr.splitlines()
+    assert f"MLflow is not in {folder} yet" in first and last.startswith("odradek: kafka is not running")
+    quiet = _run("dashboard", "--data", none, "--otlp", "http://127.0.0.1:9")
+    assert quiet.stderr.startswith("odradek: kafka is not running"), "a collector needs no MLflow"
+    assert done.returncode == quiet.returncode == 3
+    assert not list(tmp_path.iterdir()), "nothing was installed"
+
+
 def test_a_command_on_the_log_says_what_it_does_while_an_import_holds_up_its_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
