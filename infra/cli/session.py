@@ -117,7 +117,7 @@ def table(rows: list[Listed]) -> str:
     if not rows:
         return "no session on the log matches"
     head = ("session", "origin", "task", "version", "end", "turns", "calls", "tokens", "reward", "opened")
-    cells: list[tuple[str, ...]] = [head] + [
+    cells = [head] + [
         (
             row.session_id,
             row.origin,
@@ -132,9 +132,9 @@ def table(rows: list[Listed]) -> str:
         )
         for row in rows
     ]
-    cells = [tuple(map(show_name, line)) for line in cells]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    lines = [[show_name(cell) for cell in line] for line in cells]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
 @command.command
