@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.holder import holder
+from support.lane_world import LaneWorld
 from support.waiting import eventually
 
 from odradek.actors.reward import grader
@@ -256,3 +259,48 @@ async def test_grading_that_never_ends_is_ungraded_at_its_deadline(
     verdict = found["stuck"]
     assert isinstance(verdict, RewardUngraded) and verdict.cause == "grading took longer than 3 s"
     assert left == ()
+
+
+def commands_with(token: str) -> list[int]:
+    """Processes of this machine, sandboxed ones included, that have it in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if token.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+async def test_a_grader_killed_while_it_grades_is_followed_by_one_verdict_from_a_fresh_image(
+    world: World, deployment: Deployment
+) -> None:
+    """Guarantee 11: what the killed one left in its sandbox would make the verifier write a zero."""
+    token = uuid.uuid4().hex
+    grade = "if [ -e graded ]; then echo 0; else echo 1; fi > /logs/verifier/reward.txt; touch graded"
+    script = HiddenScript(files={"test.sh": f"{grade}; sh -c 'sleep 4; : {token}'".encode()})
+    await world.publish(TaskPublished(task_id="slow", instruction="x", files=dict(TASK.files), script=script))
+    await world.session("killed")
+    lane = LaneWorld(world.log, lane="main-0")
+    async with holder("reward", lane, deployment=msgspec.to_builtins(deployment)):
+        await eventually(lambda: commands_with(token), "a verifier that runs", DEADLINE_S)
+    assert await world.verdicts() == {}, "it was killed before"
+    actor = await grading(deployment)
+    try:
+        verdict = (await world.until({"killed"}))["killed"]
+        left = await actor._loop.call(actor._driver.list())
+        await eventually(lambda: not commands_with(token), "the end of what the killed one had begun")
+    finally:
+        await ended(actor)
+    assert isinstance(verdict, RewardAssigned) and verdict.components["solved"] == 1.0
+    assert left == ()
+    assert await verdicts_of(world.log, "killed") == 1
+
+
+async def verdicts_of(log: EventLog, session: str) -> int:
+    """Records of rewards.v1, repetitions included."""
+    found = 0
+    for number in await log.partitions("rewards.v1"):
+        found += sum([record.key == session async for record in log.read("rewards.v1", number, 0)])
+    return found

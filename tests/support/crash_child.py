@@ -114,6 +114,13 @@ async def assembler_actor(kafka: KafkaConfig, lane: LaneConfigured, _given: dict
     await telling(AssemblerActor(deployment, "assembler"))
 
 
+async def reward(_kafka: KafkaConfig, _lane: LaneConfigured, given: dict[str, Any]) -> None:
+    from odradek.actors.reward.actor import RewardActor
+    from odradek.actors.runtime.deployment import Deployment
+
+    await telling(await asyncio.to_thread(RewardActor, msgspec.convert(given["deployment"], Deployment), "reward-0"))
+
+
 async def notary(kafka: KafkaConfig, _lane: LaneConfigured, given: dict[str, Any]) -> None:
     from odradek.streams.audit.keys import load_or_make_key
     from odradek.streams.audit.notary import Notary
@@ -155,6 +162,7 @@ def main() -> None:
         "assembler_actor": assembler_actor,
         "trainer": trainer,
         "controller": controller,
+        "reward": reward,
         "notary": notary,
     }
     run = roles[given["role"]](kafka, lane, given)
