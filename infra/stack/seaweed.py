@@ -34,8 +34,12 @@ READY_KEY = "odradek-ready"
 VOLUME_SIZE_MB = 1024
 """Largest volume file. Smaller makes more files; one larger than the disk's free space can't be grown into."""
 
-VOLUMES = 64
-"""Most volumes, so at most 64 GiB of objects; each bucket takes several from the start."""
+VOLUMES = 1024
+"""Most volumes. Each bucket has volumes of its own, so too low: a tenth bucket gets no place and every put is an internal
+error. High costs nothing: the disk is what ends growth."""
+
+BUCKET_VOLUMES = "2"
+"""Volumes that a bucket begins with, which is how many are written side by side. SeaweedFS's own is 7."""
 
 MIN_FREE = "256MiB"
 """Free space below which the store turns read-only instead of filling the disk under the broker."""
@@ -129,7 +133,8 @@ class Seaweed:
             *grpc,
             *sockets,
         ]
-        return spawn(command, mark=mark, log=log, cwd=self._folder, env={"HOME": str(self._folder)})
+        environment = {"HOME": str(self._folder), "WEED_MASTER_VOLUME_GROWTH_COPY_1": BUCKET_VOLUMES}
+        return spawn(command, mark=mark, log=log, cwd=self._folder, env=environment)
 
     def _socket(self, role: str, ports: Mapping[str, int]) -> str:
         return f"@odradek-{role}-{ports[role]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+import uuid
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -35,6 +36,19 @@ def test_wrong_keys_are_refused_with_a_hint(s3_access: S3Access) -> None:
     stranger = S3Access(s3_access.endpoint, s3_access.bucket, s3_access.region, S3Keys("nobody", "nothing"))
     with pytest.raises(StackError, match="check the credentials"):
         check_s3(stranger, 5.0)
+
+
+def test_a_store_holds_objects_of_many_buckets(s3_access: S3Access) -> None:
+    """Each bucket takes volumes of its own, of which there are only so many."""
+    client = s3_client(s3_access)
+    buckets = [f"many-{uuid.uuid4().hex[:12]}" for _ in range(40)]
+    for bucket in buckets:
+        client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket=bucket, Key="k", Body=bucket.encode())
+    assert [client.get_object(Bucket=name, Key="k")["Body"].read().decode() for name in buckets] == buckets
+    for bucket in buckets:
+        client.delete_object(Bucket=bucket, Key="k")
+        client.delete_bucket(Bucket=bucket)
 
 
 def test_a_missing_bucket_is_named(s3_access: S3Access) -> None:
