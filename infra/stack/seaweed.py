@@ -35,8 +35,8 @@ VOLUME_SIZE_MB = 1024
 """Largest volume file. Smaller makes more files; one larger than the disk's free space can't be grown into."""
 
 VOLUMES = 1024
-"""Most volumes. Each bucket has volumes of its own, so too low: one bucket more gets no place, and every put into it is an
-internal error. High costs nothing: the disk is what ends growth."""
+"""Most volumes. Each bucket has volumes of its own, so too low: one bucket more gets no place, and every put into it
+is an internal error. High costs nothing: the disk is what ends growth."""
 
 BUCKET_VOLUMES = "2"
 """Volumes that a bucket begins with, which is how many are written side by side. SeaweedFS's own is 7."""
