@@ -116,6 +116,7 @@ async def test_weights_that_a_restore_gave_up_are_not_served_under_the_number_th
         await served.until_served(survivor, "-r1", 2)
         await served.serve(first)
         await served.until_served(survivor, "-r1", 1)
+        assert (await survivor.state())["version"] == 1
 
 
 async def test_a_replica_that_starts_after_a_restore_never_loads_what_was_given_up(served: Served) -> None:

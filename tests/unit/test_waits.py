@@ -62,8 +62,8 @@ def test_each_wait_has_an_owner_an_end_and_a_metric_that_is_on_the_page(wait: Wa
     for number in wait.deadline:
         module, _, name = number.rpartition(".")
         assert module and name, f"{number!r} is neither module.CONSTANT nor Type.field"
-    seconds = wait.seconds()  # raises where a constant is not there any more
-    assert seconds is None or 0 < seconds <= 3600
+    bound = wait.seconds()  # raises where a constant is not there any more
+    assert bound is None or 0 < bound <= 3600
     if not wait.deadline:
         assert any(word in wait.then for word in ("nothing is owed", "of its own", "a person", "says so", "so many"))
 
