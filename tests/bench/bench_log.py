@@ -33,8 +33,8 @@ from odradek.streams.events.meta import Meta
 from odradek.streams.events.sessions import TurnSampled
 from odradek.streams.log import EventLog
 
-TOPIC = "rewards.v1"
-"""Any topic of ours with a few partitions serves; the values are session turns of about 2 KB."""
+TOPIC = "sessions.v1"
+"""The values are session turns of about 2 KB."""
 SESSIONS = 64
 """Writers at one time: what a host with many sessions looks like to the broker."""
 ONE_BY_ONE = 300
