@@ -95,3 +95,21 @@ async def test_it_anchors_by_itself_and_stops_up_where_the_log_is_not_what_it_si
 
             await eventually(stopped, "the notary's fault", PATIENCE_S)
             assert "audit.anchors.v1 lacks round 0 of" in (await actor.state())["fault"]
+
+
+async def test_one_that_is_shut_down_leaves_nothing_unanchored(deployment: Deployment) -> None:
+    seldom = msgspec.structs.replace(deployment.audit, interval_s=3600)
+    deployment = msgspec.structs.replace(deployment, audit=seldom)
+    async with EventLog(deployment.kafka) as log:
+        with running(deployment) as actor:
+
+            async def resumed() -> bool:
+                return bool((await actor.state())["rounds"] == 0)
+
+            await eventually(resumed, "the notary's start", PATIENCE_S)
+            await log.append("sessions.v1", "s", an_event(MessageReceived(message_id="m", text="hello")))
+            await actor.shut_down()
+        vault = vault_of(deployment.store, seldom)
+        await vault.open()
+        report = await verify(log, vault, seldom.name, own_keys(seldom))
+        assert (report.ok, report.verified, report.not_anchored, report.not_kept) == (True, 1, 0, 0)
