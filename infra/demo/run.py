@@ -79,6 +79,8 @@ class DemoOutcome:
     greedy_first: dict[TaskSet, Conduct] = field(default_factory=dict)
     greedy_last: dict[TaskSet, Conduct] = field(default_factory=dict)
     final_version: int = 0
+    begun_at: int = 0
+    """The version that the log already had: of a run before this one on the same data folder. 0: none."""
     rebuild: RebuildReport | None = None
     audit: AuditReport | None = None
     """None where no notary ran."""
@@ -118,6 +120,12 @@ class Demo:
             "version 0 to be served",
             lambda _: "waiting until version 0 is served",
         )
+        outcome.begun_at = max(self._follower.fold.published)
+        if outcome.begun_at:
+            self._say(
+                f"the log has a run already: going on from version {outcome.begun_at}, and what was evaluated is not "
+                f"evaluated again; for a run from the start name another folder with --data"
+            )
         outcome.first = await self._evaluate(0, 1.0)
         if self._settings.greedy:
             outcome.greedy_first = await self._evaluate(0, 0.0)

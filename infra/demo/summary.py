@@ -16,6 +16,7 @@ def as_json(outcome: DemoOutcome) -> dict[str, Any]:
     """Everything in one value."""
     fold = outcome.fold
     return {
+        "begun_at": outcome.begun_at,
         "final_version": outcome.final_version,
         "sampled": {"first": _sets(outcome.first), "last": _sets(outcome.last)},
         "greedy": {"first": _sets(outcome.greedy_first), "last": _sets(outcome.greedy_last)},
@@ -46,8 +47,10 @@ def _sets(results: dict[TaskSet, Conduct]) -> dict[str, Any]:
 def as_text(outcome: DemoOutcome) -> str:
     """The closing table."""
     fold = outcome.fold
+    gone_on = [f"This run went on from version {outcome.begun_at} of an earlier one; all numbers are of both."]
     lines = [
         "",
+        *(gone_on if outcome.begun_at else []),
         f"Held-out solve rates, sampled at temperature 1 (95 % interval), version 0 -> {outcome.final_version}",
         *_table(outcome.first, outcome.last),
     ]
