@@ -75,6 +75,8 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     task: str
     """Coordinates of the task's record; empty for a user's session."""
+    subject: str
+    """Whose session it is, as `odradek subject` names them; empty for nobody's."""
     partition: int
     first_offset: int
     entries: list[Entry]
@@ -102,6 +104,7 @@ def transcript(
     return Transcript(
         session_id=session_id,
         origin=reader.meta.origin,
+        subject=reader.meta.subject,
         policy=opened.policy,
         group_id=opened.group_id,
         attempt=opened.attempt,
@@ -223,7 +226,9 @@ def as_text(found: Transcript) -> str:
     lines = [
         f"session {found.session_id}   {found.origin}, policy {found.policy}"
         + (f", group {found.group_id}, attempt {found.attempt}" if found.group_id else ""),
-        f"sessions.v1/{found.partition}@{found.first_offset}" + (f"   task {found.task}" if found.task else ""),
+        f"sessions.v1/{found.partition}@{found.first_offset}"
+        + (f"   task {found.task}" if found.task else "")
+        + (f"   subject {found.subject}" if found.subject else ""),
     ]
     for entry in found.entries:
         lines += _lines(entry)

@@ -102,7 +102,7 @@ async def serve(deployment: Deployment, request: Request, copied: Copied, screen
         if request.consent is not None:
             await set_consent(event_log, session_id, request.subject, request.consent)
         trainable = await consent_stands(event_log, request.subject)
-        screen.show(_opening(session_id, trainable))
+        screen.show(_opening(session_id, request.subject, trainable))
         files_ref = None
         if copied.snapshot.size > INLINE_BYTES:
             files_ref = await blobs.put(await asyncio.to_thread(as_tar, tree), subject=request.subject)
@@ -153,13 +153,13 @@ def told(view: View, screen: Screen) -> Callable[[SessionEvent, Delta | None], N
     return tell
 
 
-def _opening(session_id: str, trainable: bool) -> list[Line]:
+def _opening(session_id: str, subject: str, trainable: bool) -> list[Line]:
     training = (
         "training on it is allowed: your consent stands (--no-consent withdraws it)"
         if trainable
         else "training on it is not allowed (--consent would)"
     )
-    return [Line("note", f"session {session_id}; {training}")]
+    return [Line("note", f"session {session_id} of subject {subject}; {training}")]
 
 
 async def answer(deployment: Deployment, request: Request, finished: Finished, verdict: Verdict) -> None:

@@ -94,6 +94,15 @@ def test_records_of_a_former_owner_are_counted_and_not_shown() -> None:
     assert "2 records of former owners" in as_text(made)
 
 
+def test_whose_session_it_is_is_shown_as_erase_wants_it() -> None:
+    found = records(small_run(versions=1), "group-012-s0")
+    assert "subject" not in as_text(one())
+    theirs = [(at, name, msgspec.structs.replace(meta, subject="carol"), body) for at, name, meta, body in found]
+    made = transcript("group-012-s0", 0, theirs, BEFORE, template())
+    assert made is not None and made.subject == "carol"
+    assert "subject carol" in as_text(made)
+
+
 def test_without_an_opening_there_is_no_session() -> None:
     found = [r for r in records(small_run(versions=1), "group-012-s0") if not isinstance(r[3], SessionOpened)]
     assert transcript("group-012-s0", 0, found, {}, template()) is None
