@@ -104,7 +104,8 @@ def _given_up(begun: ChainBegun) -> str:
 @_log_only
 @command_options
 def prove(context: Context, ce_id: str, topic: str | None, keys: tuple[str, ...], log_only: bool) -> None:
-    """Print a proof (JSON) that the event of this ce_id was on the log when it was signed.
+    """Print a proof (JSON) that the event of this ce_id was on the log when it was signed. ID is what a record's
+    header ce_id says; a batch's id, as `odradek weights explain` prints it, is one.
 
     It holds the stored record whole. Anybody can check it, with nothing of odradek installed:
     python check_proof.py PROOF.json PUBLIC_KEY (streams/audit/check_proof.py).

@@ -131,6 +131,8 @@ def _erased(report: ErasureReport) -> str:
         versions = [f"{one.policy} {one.version}" for one in report.versions if one.how == how]
         if versions:
             lines.append(f"weights {how} from them, which do not forget: {', '.join(versions)}")
+    if not report.sessions:
+        lines.append("no session of theirs is on the log: is the id right? `odradek session show ID` names a session's")
     return "\n".join(lines)
 
 

@@ -113,7 +113,7 @@ def _meta(purpose: Literal["rl", "eval"], key: str) -> Any:
 
 
 def _line(one: Published) -> str:
-    key = f", key {one.idempotency_key}" if one.idempotency_key != one.task_id else ""
+    key = f", key {one.idempotency_key}: taken unless another task has it" if one.idempotency_key != one.task_id else ""
     return (
         f"published {one.task_id} at {one.topic}/{one.partition}@{one.offset} ({one.purpose}, {one.attempts} "
         f"attempt{'s' * (one.attempts != 1)}{key})"
