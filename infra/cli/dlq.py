@@ -167,7 +167,10 @@ def _text(data: bytes | None) -> str:
 
 def _line(one: Letter) -> str:
     error = f": {one.error}" if one.error else ""
-    decided = f"  ({one.state} by {one.decided_by}{f': {one.reason}' if one.reason else ''})" if one.decided_by else ""
+    again = one.state == "dead"
+    state, then = ("released", ", and refused again") if again else (one.state, "")
+    reason = f": {one.reason}" if one.reason else ""
+    decided = f"  ({state} by {one.decided_by}{reason}{then})" if one.decided_by else ""
     return (
         f"{one.letter:6d}  {one.state:<9} {one.consumer:<12} {one.origin}  key {one.key!r}  {one.why}{error}{decided}"
     )

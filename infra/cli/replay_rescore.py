@@ -54,7 +54,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command
-@click.option("--grader", "grader_name", metavar="NAME@VERSION", required=True, help="Which grader; an unknown one lists them.")
+@click.option("--grader", "grader_name", metavar="NAME@VERSION", required=True, help="An unknown one lists them.")
 @click.option("--lane", default="main-0", show_default=True, help="Whose sealed groups.")
 @click.option("--from", "start", default="", metavar="VERSION|PLACE", help="Only what trained this version on [all].")
 @click.option("--reason", default="", help="Kept with every revised reward.")

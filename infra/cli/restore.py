@@ -72,6 +72,7 @@ async def _restored(context: Context, lanes: tuple[str, ...], reason: str, dry_r
     store = object_store(deployment)
     async with opened_log(context) as event_log:
         lost = await lost_objects(event_log, store, tell)
+        tell("each lane's versions")
         done = await _lanes(event_log, store, deployment, lanes, lost, reason, dry_run, tell)
         audit = await _audit(event_log, deployment, reason, dry_run) if deployment.audit.enabled else None
     return Restoration(lanes=done, lost=lost, audit=audit)

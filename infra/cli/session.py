@@ -36,6 +36,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     group_id: str
     task_id: str
+    subject: str
+    """Whose it is, of a person's session."""
     attempt: int
     opened: str
     versions: list[int]
@@ -91,6 +93,7 @@ def _row(book: SessionBook, fold: RunFold, note: SessionNote) -> Listed:
         origin=note.origin,
         group_id=note.opened.group_id,
         task_id=group.task_id if group is not None else "",
+        subject=note.subject,
         attempt=note.opened.attempt,
         opened=time.strftime("%Y-%m-%dT%H:%M:%SZ", opened),
         versions=note.versions,
@@ -116,12 +119,12 @@ def table(rows: list[Listed]) -> str:
 
     if not rows:
         return "no session on the log matches"
-    head = ("session", "origin", "task", "version", "end", "turns", "calls", "tokens", "reward", "opened")
+    head = ("session", "origin", "task or subject", "version", "end", "turns", "calls", "tokens", "reward", "opened")
     cells = [head] + [
         (
             row.session_id,
             row.origin,
-            row.task_id,
+            row.task_id or row.subject,
             ",".join(map(str, row.versions)),
             row.end or "open",
             str(row.turns),

@@ -74,7 +74,8 @@ def publish(context: Context, sources: tuple[Path, ...], tenant: str, **options:
       instruction.md          what the agent is asked
       environment/workspace/  the files the agent starts with
       environment/recipe.toml image and set-up commands (optional)
-      tests/test.sh           hidden; writes 0 … 1 to /logs/verifier/reward.txt
+      tests/test.sh           hidden, run in the workspace; writes 0 … 1 to
+                              /logs/verifier/reward.txt
       tests/hidden.json       or this: module, function, cases [{id, args, want}],
                               FAIL_TO_PASS, PASS_TO_PASS (ids of cases)
       solution/solve.sh       for `odradek task check` (optional)

@@ -25,6 +25,7 @@ def command(context: Context, once: bool, every: float, no_actors: bool) -> None
     Works from any terminal while a demo runs, and without it: the log is enough, the actors are asked if they are
     there. With --json it prints one picture as one document. Ctrl-C ends it; nothing else does.
     """
+    context.say("looking for the deployment …")
     from odradek.infra.cli.log import opened_log
 
     watcher, absent = (None, "actors were not asked (--no-actors)") if no_actors else _join(context)
@@ -88,7 +89,13 @@ async def _watch(context: Context, event_log: Any, watcher: Any, absent: str, *,
         found = await look()
         context.result(found, as_text(found, actors_absent=absent, width=Console().width))
         return
-    with Live(auto_refresh=False, screen=Console().is_terminal) as live:
+    if not Console().is_terminal:
+        while True:  # into a file or a pipe: one picture after another
+            found = await look()
+            context.result(found, as_text(found, actors_absent=absent, width=Console().width))
+            sessions.book.prune()
+            await asyncio.sleep(every)
+    with Live(auto_refresh=False, screen=True) as live:
         while True:
             live.update(screen(await look(), actors_absent=absent), refresh=True)
             sessions.book.prune()

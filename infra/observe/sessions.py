@@ -79,6 +79,8 @@ class SessionNote:
     opened: SessionOpened
     origin: Origin
     tenant: str
+    subject: str
+    """Whose session it is; empty for nobody's."""
     first_offset: int
     opened_at: int
     last_offset: int = -1
@@ -156,7 +158,14 @@ class SessionBook:
                 return None
             opened = msgspec.structs.replace(body, files={})
             note = self.sessions[key] = SessionNote(
-                key, ref.partition, opened, meta.origin, meta.tenant, first_offset=ref.offset, opened_at=at
+                key,
+                ref.partition,
+                opened,
+                meta.origin,
+                meta.tenant,
+                meta.subject,
+                first_offset=ref.offset,
+                opened_at=at,
             )
             self.opened[meta.origin] += 1
         note.last_offset, note.last_at = ref.offset, at
