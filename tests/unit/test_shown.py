@@ -58,8 +58,8 @@ def test_a_file_name_is_one_line_of_what_was_left_out_and_of_the_diff(
 
 def test_a_task_id_is_one_cell_of_the_list_of_sessions() -> None:
     row = Listed(
-        session_id="s", origin="rl", group_id="g", task_id=NAME, attempt=0, opened="", versions=[], end="done",
-        turns=1, calls=1, sampled_tokens=1, reward=None, solved=None,
+        session_id="s", origin="rl", group_id="g", task_id=NAME, subject="", attempt=0, opened="", versions=[],
+        end="done", turns=1, calls=1, sampled_tokens=1, reward=None, solved=None,
     )  # fmt: skip
     assert table([row]).count("\n") == 1 and SHOWN in table([row])
 
