@@ -51,7 +51,7 @@ _ENDED = b"."
 """What the child sends when the command came to an end of its own."""
 
 Watched = Callable[[], Mapping[str, str]]
-"""By service why it is gone; empty: it is not."""
+"""By start of a service why it is gone; empty: it is not. A service that is started again has another name."""
 
 
 class CommandLost(StackError):
@@ -85,6 +85,7 @@ def run_guarded(
     returned after cleaning up."""
     sys.stdout.flush()
     sys.stderr.flush()
+    stale = _starts(watched)
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as said:
         parent = os.getpid()
@@ -104,7 +105,7 @@ def run_guarded(
         for number in PASSED_ON:
             signal.signal(number, functools.partial(_pass_on, child))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-        gone = _watch(reading, watched)
+        gone = _watch(reading, watched, stale)
         if gone:
             os.kill(child, signal.SIGKILL)
         ended = not gone and os.read(reading, 1) == _ENDED
@@ -127,8 +128,16 @@ def _work(work: Callable[[], None]) -> None:
         raise CommandLost(f"Ray failed under this command ({first}); odradek status says more") from error
 
 
-def _watch(reading: int, watched: Watched) -> str:
-    """Until the child has something to say or is dead (then empty), or a service has been gone for `GONE_S` (why)."""
+def _starts(watched: Watched) -> frozenset[str]:
+    """What was started before the command. It may be long dead, and the command about to start it again."""
+    with suppress(InfraError):
+        return frozenset(watched())
+    return frozenset()
+
+
+def _watch(reading: int, watched: Watched, stale: frozenset[str]) -> str:
+    """Until the child has something to say or is dead (then empty), or a service has been gone for `GONE_S` (why). One
+    that was started since counts from its start, a `stale` one from when it was first seen to live."""
     seen: set[str] = set()
     since: float | None = None
     while not select.select([reading], [], [], LOOK_S)[0]:
@@ -136,8 +145,8 @@ def _watch(reading: int, watched: Watched) -> str:
             looks = watched()
         except InfraError:
             continue  # nobody can say: the command itself will
-        seen = {name for name in looks if name in seen or not looks[name]}
-        gone = [why for name, why in looks.items() if why and name in seen]
+        seen = {start for start in looks if start in seen or start not in stale or not looks[start]}
+        gone = [why for start, why in looks.items() if why and start in seen]
         since = (since or time.monotonic()) if gone else None
         if since is not None and time.monotonic() - since >= GONE_S:
             return "; ".join(gone)

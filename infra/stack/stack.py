@@ -270,7 +270,8 @@ class Stack:
 
     def watched(self) -> dict[str, str]:
         """The embedded services that were started and not stopped, each with why it is certainly gone; empty: it is
-        not. Cheap enough to ask every other second; none while a `down` is under way."""
+        not. Named by service and start: one that is started again has another name. Cheap enough to ask every other
+        second; none while a `down` is under way."""
         state = read_state(self.data)
         if state.stopping:
             return {}
@@ -279,7 +280,7 @@ class Stack:
             known = state.components.get(part.name)
             if known is not None and known.processes:
                 dead = [where for where in part.listens(known.ports) if port_choice.refused(where)]
-                found[part.name] = f"{part.name}: nothing listens on {dead[0]} any more" if dead else ""
+                found[f"{part.name} {known.started_at}"] = f"{part.name}: nothing listens on {dead[0]} any more" if dead else ""
         return found
 
     def address(self, component: str) -> str:

@@ -26,7 +26,17 @@ import ctypes, os, signal, sys, time
 from pathlib import Path
 import click
 from odradek.infra.cli import context as shared, main
+from odradek.infra.cli import guard
 from odradek.infra.cli.guard import run_guarded
+
+guard.LOOK_S, guard.GONE_S = 0.1, 0.5
+looks = iter(range(10**9))
+
+def started_before():
+    return {"one 1": "one: is gone"}
+
+def started_since():
+    return {"one 1": "one: is gone"} if next(looks) == 0 else {"one 2": "one: is gone again"}
 
 def cleaned(how):
     print("cleaned up", file=sys.stderr)
@@ -37,7 +47,8 @@ def cleaned(how):
 @click.argument("folder")
 @shared.command_options
 def command(context, what, folder):
-    run_guarded(lambda: work(what), cleaned, dict, Path(folder))
+    watched = {"before": started_before, "since": started_since}.get(what, dict)
+    run_guarded(lambda: work(what), cleaned, watched, Path(folder))
 
 def work(what):
     print("progress", file=sys.stderr)
@@ -48,7 +59,9 @@ def work(what):
         os.abort()
     if what == "fail":
         raise shared.CaseFailed("one case failed")
-    if what == "wait":
+    if what == "before":
+        time.sleep(20 * guard.GONE_S)
+    if what in ("wait", "since"):
         try:
             print("working", os.getpid(), flush=True)
             for _ in range(1200):  # a signal just before one long sleep would be seen when that ends
@@ -103,6 +116,17 @@ def test_a_signal_reaches_the_command_once_and_lets_it_tidy_up(tmp_path: Path, n
     assert process.returncode == (130 if number == signal.SIGINT else 128 + number)
     assert errors.splitlines()[:2] == ["progress", "tidied"]
     assert "cleaned up" not in errors
+
+
+def test_a_service_that_died_before_anybody_looked_ends_the_command(tmp_path: Path) -> None:
+    _, errors = start("since", str(tmp_path)).communicate(timeout=60)
+    assert errors.splitlines() == ["progress", "cleaned up", "odradek: one: is gone again"]
+
+
+def test_a_service_of_an_earlier_run_that_is_being_started_again_does_not(tmp_path: Path) -> None:
+    process = start("before", str(tmp_path))
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.splitlines()) == (0, ["progress"])
 
 
 def test_a_killed_parent_takes_the_command_along_which_tidies_up(tmp_path: Path) -> None:
