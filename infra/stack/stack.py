@@ -280,7 +280,8 @@ class Stack:
             known = state.components.get(part.name)
             if known is not None and known.processes:
                 dead = [where for where in part.listens(known.ports) if port_choice.refused(where)]
-                found[f"{part.name} {known.started_at}"] = f"{part.name}: nothing listens on {dead[0]} any more" if dead else ""
+                why = f"{part.name}: nothing listens on {dead[0]} any more" if dead else ""
+                found[f"{part.name} {known.started_at}"] = why
         return found
 
     def address(self, component: str) -> str:
