@@ -47,13 +47,23 @@ def main() -> int:
     with contextlib.ExitStack() as ending:
         data = options.data or ending.enter_context(scratch())
         settings = Settings(options.faults, options.seed, data, kinds, tuple(options.flags))
-        outcome = _told(settings, options.report)
+        try:
+            outcome = _told(settings, options.report)
+        except Exception:
+            _keep(data, options.data)
+            raise
         if outcome is None:
             return 130
-        if outcome.violations and options.data is None:
-            kept = Path(tempfile.mkdtemp(prefix="odr-crash-")) / "d"
-            print(f"kept: {data.rename(kept)}", file=sys.stderr)
+        if outcome.violations:
+            _keep(data, options.data)
         return 1 if outcome.violations else 0
+
+
+def _keep(data: Path, named: Path | None) -> None:
+    """What failed is there to be looked at."""
+    if named is None:
+        kept = Path(tempfile.mkdtemp(prefix="odr-crash-")) / "d"
+        print(f"kept: {data.rename(kept)}", file=sys.stderr)
 
 
 def _told(settings: Settings, report: Path | None) -> Outcome | None:
