@@ -80,6 +80,13 @@ async def start(config: KafkaConfig, client: AIOKafkaProducer | AIOKafkaConsumer
         raise
 
 
+async def know(consumer: AIOKafkaConsumer, topic: str) -> None:
+    """Has the client learn who leads a topic's partitions. It would find out by itself, after an error and a pause of
+    0.1 s for each topic: a restarted actor that looks at ten of them would spend a second in those pauses."""
+    await consumer._client.add_topic(topic)
+    await consumer._client._maybe_wait_metadata()
+
+
 async def stop(client: AIOKafkaProducer | AIOKafkaConsumer | Any) -> None:
     """Closes a client; one that cannot say goodbye within the deadline is cut off."""
     closing = asyncio.ensure_future((getattr(client, "stop", None) or client.close)())

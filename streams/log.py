@@ -274,6 +274,7 @@ class EventLog:
         stamp = int(when.timestamp() * 1000)
         wanted = {clients.partition(self.config, topic, number): stamp for number in await self.partitions(topic)}
         async with clients.guarded(self.config, "looking up offsets by time", topic, self.config.request_timeout_s):
+            await clients.know(client, self.config.name(topic))
             found = await client.offsets_for_times(wanted)
         ends = await self.stable_ends(topic)
         return {tp.partition: at.offset if at is not None else ends[tp.partition] for tp, at in found.items()}
@@ -285,6 +286,7 @@ class EventLog:
         client = await self._offset_client(committed=committed)
         wanted = [clients.partition(self.config, topic, number) for number in numbers]
         async with clients.guarded(self.config, "looking up offsets", topic, self.config.request_timeout_s):
+            await clients.know(client, self.config.name(topic))
             found: dict[TopicPartition, int] = await getattr(client, method)(wanted)
         return {tp.partition: offset for tp, offset in found.items()}
 
@@ -335,6 +337,8 @@ class EventLog:
     ) -> AsyncGenerator[Record, None]:
         tp = clients.partition(self.config, topic, partition)
         consumer.assign([tp])
+        async with clients.guarded(self.config, "reading", topic, self.config.request_timeout_s):
+            await clients.know(consumer, tp.topic)
         consumer.seek(tp, start)
         position = start
         clock = asyncio.get_running_loop()

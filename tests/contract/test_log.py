@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -18,7 +19,7 @@ from aiokafka.record.util import calc_crc32c
 from confluent_kafka import Producer
 from support.waiting import eventually
 
-from odradek.streams import admin
+from odradek.streams import admin, clients
 from odradek.streams import log as log_module
 from odradek.streams.blobs import BlobStore, MemoryStore
 from odradek.streams.clients import partition
@@ -379,3 +380,19 @@ async def test_five_lines_of_a_plain_client_publish_a_task(event_log: EventLog, 
             if record.value == task.encode():
                 found.append(record.event.body)
     assert found == [TaskPublished(task_id=key, instruction="fix it", attempts=2)]
+
+
+async def test_a_topic_that_a_client_has_not_met_costs_no_pause(
+    kafka_config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted actor looks at ten topics at once; the client library's pause after an error is long enough here
+    that one of them would be an error."""
+    plain = clients.consumer
+    monkeypatch.setattr(clients, "consumer", lambda config, **more: plain(config, retry_backoff_ms=3_600_000, **more))
+    async with EventLog(msgspec.structs.replace(kafka_config, request_timeout_s=10.0)) as log:
+        for topic in (SESSIONS.name, TASKS.name):
+            ends = await log.stable_ends(topic)
+            assert await log.offsets_for_time(topic, datetime.now(UTC) + timedelta(days=1)) == ends
+            assert [record.ref.offset async for record in log.read(topic, 0, ends[0])] == []
+        ref = (await append_notes(log, "met", 1))[0]
+        assert (await log.read_ref(ref)).ref == ref
