@@ -140,7 +140,9 @@ def _decode_older(value: bytes, event_type: str, content_type: str, reveal: Reve
     match = TYPE_PATTERN.match(event_type)
     if match is None or (match["name"], int(match["version"])) not in UPCASTERS:
         raise UnknownEventType(
-            f"event type {event_type!r} is unknown to this build: upgrade readers before writers", type=event_type
+            f"event type {event_type[:80]!r} is unknown to this build: upgrade readers before writers (start the "
+            f"release that wrote it again; a type that no release of yours has goes into kafka.foreign_types)",
+            type=event_type,
         )
     name, version = match["name"], int(match["version"])
     decode_any = msgspec.msgpack.decode if content_type == MSGPACK else msgspec.json.decode

@@ -44,6 +44,9 @@ class KafkaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Copies that must have an append before it is acknowledged (production: 2)."""
     request_timeout_s: float = REQUEST_TIMEOUT_S
     connect_timeout_s: float = CONNECT_TIMEOUT_S
+    foreign_types: tuple[str, ...] = ()
+    """Event types that no release of this deployment writes: read as undecodable, where any other unknown type makes
+    readers stand still."""
 
     def name(self, bare: str) -> str:
         """A topic, group or transactional id as this deployment calls it."""

@@ -11,7 +11,8 @@ releases from the dead-letter queue; commits an offset only when everything befo
    at once; until it succeeds the record is not given up.
  - A `Retryable` error from the handler (broker or store away) is ours, not the record's: it is tried for as long as it
    takes, with an alarm, and never goes to the queue.
- - An unknown event type is not poison: the partition pauses with an alarm until a reader that knows it is started.
+ - An unknown event type is not poison: the partition pauses with an alarm until a reader that knows it is started, also
+   where the handler meets it elsewhere. On a topic open to any client it is a dead letter: each could stop everybody.
  - A handler that cannot take more raises `Busy`: the partition pauses and the record comes again (backpressure).
 """
 
@@ -27,11 +28,19 @@ from aiokafka import errors as kafka
 from odradek.streams import clients
 from odradek.streams.dlq import DeadLetter, DeadLetters, Why, lane_of
 from odradek.streams.envelope import Record, subject_of
-from odradek.streams.errors import DecodeError, NoPosition, Retryable, StreamError, UnknownEventType
+from odradek.streams.errors import (
+    DecodeError,
+    NoPosition,
+    Retryable,
+    StreamError,
+    UndecodableRecord,
+    UnknownEventType,
+)
 from odradek.streams.events.dlq import DeadLetterDelivered, DeadLetterRefused
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.log import EventLog
 from odradek.streams.polling import Gap, GapPolicy, Poller
+from odradek.streams.topics import declared
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +169,12 @@ class GroupConsumer:
         """Gaps this member went over under `GapPolicy.RECORD`."""
         return self._poller.gaps
 
+    @property
+    def fault(self) -> str:
+        """What a restart alone, of another release, ends; for `state`. Empty: nothing."""
+        still = [pause for pause in self.paused.values() if pause.until is None]
+        return "; ".join(f"stands still at {pause.ref}: {pause.reason}" for pause in still)
+
     def stop(self) -> None:
         """Asks `run` to return after the current batch."""
         self._stopping.set()
@@ -252,13 +267,16 @@ class GroupConsumer:
             return True
         try:
             _ = record.event
+        except UndecodableRecord as error:
+            if isinstance(error, DecodeError) or declared(record.ref.topic).open:
+                return await self._give_up(consumer, tp, record, Why.DECODE, str(error), 0)
+            self._pause(consumer, tp, record, str(error), None)
+            return False
+        try:
+            await self._call(record)
         except UnknownEventType as error:
             self._pause(consumer, tp, record, str(error), None)
             return False
-        except DecodeError as error:
-            return await self._give_up(consumer, tp, record, Why.DECODE, str(error), 0)
-        try:
-            await self._call(record)
         except Busy as busy:
             self._pause(consumer, tp, record, "busy", busy.after_s)
             return False

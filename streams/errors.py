@@ -70,7 +70,11 @@ class DecodeError(UndecodableRecord):
 
 
 class UnknownEventType(UndecodableRecord):
-    """The type is not one this build knows: not poison, but a reason to upgrade the reader first."""
+    """The type is not one this build knows: not poison, but a reason to upgrade the reader first.
+
+    On a closed topic a newer release wrote it, so whoever folds the topic stands still there and says so: an older
+    process that went on would decide without what it can't read (test_newer_release.py). Only what merely shows the log
+    goes over it. On a topic open to any client it is that client's mistake, and a dead letter."""
 
 
 class OffsetGap(Terminal):

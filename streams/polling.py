@@ -101,9 +101,12 @@ class Poller:
         )
 
     async def redeemed(self, records: list[Record]) -> list[Record]:
-        """Fetches what claim checks stand for, and the keys of encrypted content. A missing or damaged object spoils
-        its own record only, and what is gone because its subject was erased spoils none; a store that does not answer
-        is `StoreUnreachable`, and the records come again."""
+        """Marks what is of a foreign type (`KafkaConfig.foreign_types`). Fetches what claim checks stand for, and the
+        keys of encrypted content. A missing or damaged object spoils its own record only, and what is gone because its
+        subject was erased spoils none; a store that does not answer is `StoreUnreachable`: the records come again."""
+        if self._config.foreign_types:
+            for record in records:
+                mark_foreign(self._config, record)
         if self._blobs is None and self._keys is None:
             return records
         for record in records:
@@ -157,6 +160,14 @@ class Poller:
             found = [record_of(self._config.bare(tp.topic), one) for one in raw]
             records += await self.redeemed(found)
         return records
+
+
+def mark_foreign(config: KafkaConfig, record: Record) -> None:
+    """What the deployment declares to be no event of its own is poison, and no reason to stand still."""
+    raw = next((raw for name, raw in record.headers if name.lower() == "ce_type"), None)
+    if raw is not None and (kind := raw.decode("utf-8", "replace")) in config.foreign_types:
+        at, what = record.ref, f"event type {kind!r} is declared foreign (kafka.foreign_types)"
+        record.fault = DecodeError.at(what, at.topic, at.partition, at.offset)
 
 
 def record_of(topic: str, stored: Any) -> Record:

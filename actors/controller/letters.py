@@ -2,6 +2,9 @@
 
 Promises (test_controller_letters.py):
 - a record is set aside once, however often a restarted controller reads it, and stops nothing;
+- of a type that this build does not know that holds on the open task topics alone: on the others a newer release wrote
+  it, and a controller that decided without it could undo what that one decided. It raises, and the controller stands
+  down (test_newer_release.py);
 - a released task is taken as the record that it was: its coordinates, so its group's and members' ids, and its tenant.
   Released twice, or taken again after a restart, it still leads to one group or one refusal;
 - it counts as delivered once that decision is on the log, so that a controller killed between the two takes it again;
@@ -21,7 +24,7 @@ from odradek.streams import topics
 from odradek.streams.consumers import RELEASE_CHECK_S
 from odradek.streams.dlq import DeadLetter, DeadLetters, Why
 from odradek.streams.envelope import Record
-from odradek.streams.errors import UndecodableRecord
+from odradek.streams.errors import UndecodableRecord, UnknownEventType
 from odradek.streams.events.dlq import DeadLetterDelivered, DeadLetterRefused
 from odradek.streams.events.tasks import TaskEvent
 from odradek.streams.log import EventLog
@@ -38,7 +41,9 @@ class Letters:
         self._next_look = 0.0
 
     async def set_aside(self, record: Record, error: UndecodableRecord) -> None:
-        """To the dead letters, unless it is there."""
+        """To the dead letters, unless it is there; raises what is not for them."""
+        if isinstance(error, UnknownEventType) and not topics.declared(record.ref.topic).open:
+            raise error
         await self._letters.catch_up()
         if (self._consumer, record.ref) not in self._letters.fold.origins:
             await self._letters.put(self._consumer, record, Why.DECODE, str(error), 0)

@@ -33,7 +33,7 @@ from odradek.actors.runtime.store import object_store
 from odradek.actors.trainer.checkpoint import fetch_weights
 from odradek.streams import topics
 from odradek.streams.envelope import Event, Record, event_id
-from odradek.streams.errors import UndecodableRecord
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.weights import CurrentWeights, ReplicaReported, VersionPublished
 from odradek.streams.log import EventLog
 
@@ -116,6 +116,7 @@ class ServingActor:
             "cached_tokens": stats.cached_tokens,
             "busy_s": stats.busy_seconds,
             "loads": self._loads,
+            "fault": self._loop.stood_down,
         }
 
     # -- weights -----------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class ServingActor:
     async def _apply(self, record: Record) -> None:
         try:
             body = record.event.body
-        except UndecodableRecord as error:
+        except DecodeError as error:
             log.warning("%s: record set aside: %s", record.ref, error)
             return
         if isinstance(body, VersionPublished) and body.policy == self._deployment.policy:

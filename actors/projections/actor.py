@@ -1,7 +1,8 @@
 """Keeps one Faust worker running: live tables of groups, rewards, curriculum and utilisation.
 
 The worker is a process of its own, because Faust takes over the event loop and the signals of the process it runs in.
-Owns that process and nothing else: tables are rebuildable from the log, so a dead worker is simply started again.
+Owns that process and nothing else: tables are rebuildable from the log, so a dead worker is simply started again; not
+one that met what a newer release wrote, which `state` says instead.
 The merged views are replaced every second in `SNAPSHOT` under the deployment's data folder; `views` reads them.
 """
 
@@ -20,6 +21,7 @@ import msgspec
 
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
+from odradek.streams.projections.tables import FAULT_SUFFIX, STANDS_STILL
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class ProjectionsActor:
         self._kafka = deployment.kafka
         self._worker: asyncio.subprocess.Process | None = None
         self._starts = 0
+        self._fault = ""
         self._loop = LoopThread(name)
         self._loop.main(self._run(), name)
 
@@ -54,6 +57,7 @@ class ProjectionsActor:
             "running": worker is not None and worker.returncode is None,
             "starts": self._starts,
             "snapshot": str(self._folder / SNAPSHOT),
+            "fault": self._fault,
         }
 
     async def shut_down(self) -> None:
@@ -81,6 +85,10 @@ class ProjectionsActor:
                 preexec_fn=_end_with_parent,
             )
             code = await self._worker.wait()
+            if code == STANDS_STILL:
+                self._fault = (self._folder / SNAPSHOT).with_suffix(FAULT_SUFFIX).read_text()
+                log.error(self._fault)
+                return
             log.warning("the projections worker ended with %s; starting it again", code)
             await asyncio.sleep(RESTART_PAUSE_S)
 

@@ -103,6 +103,7 @@ class RewardActor:
             "feedback": self._feedback.given,
             "busy_s": self._busy_ms / 1000,
             "paused": len(self._consumer.paused) + len(self._answers.paused),
+            "fault": "; ".join(filter(None, (self._consumer.fault, self._answers.fault))),
         }
 
     async def shut_down(self) -> None:

@@ -26,7 +26,7 @@ from odradek.actors.reward.opening import ending
 from odradek.streams import topics
 from odradek.streams.assembly.reader import Extent, read_sessions
 from odradek.streams.envelope import Event, Record, event_id
-from odradek.streams.errors import UndecodableRecord
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.meta import Meta
 from odradek.streams.events.rewards import RewardAssigned, RewardRevised
 from odradek.streams.events.sessions import SessionCompleted, SessionFailed
@@ -116,7 +116,7 @@ class FeedbackRewards:
         async for record in self._log.read_key(topics.REWARDS.name, session):
             try:
                 event = record.event
-            except UndecodableRecord:
+            except DecodeError:
                 continue
             if isinstance(event.body, RewardAssigned | RewardRevised) and event.body.grader == GRADER:
                 found = event.body.components

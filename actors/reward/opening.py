@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from odradek.streams import topics
 from odradek.streams.envelope import Event, Record
-from odradek.streams.errors import UndecodableRecord
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.sessions import SessionCompleted, SessionEvent, SessionFailed, SessionOpened
 from odradek.streams.log import EventLog
@@ -38,7 +38,7 @@ async def _newest(
             return False
         try:
             return isinstance(record.event.body, kinds)
-        except UndecodableRecord:
+        except DecodeError:
             return False
 
     return await newest(event_log, topics.SESSIONS.name, partition, wanted, end=end, within=WITHIN)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import ray
 import uvloop
 
-from odradek.streams.errors import ProducerFenced
+from odradek.streams.errors import ProducerFenced, UnknownEventType
 from odradek.streams.priority import ReservedThreads
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class LoopThread:
         self._thread.start()
         self._mains: list[Future[Any]] = []
         self.stood_down = ""
-        """Who took over, where the actor's own work ended because of that; for its `state()`."""
+        """Why, where the actor's own work ended for good: who took over, or what it can't read; for its `state()`."""
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop from any thread."""
@@ -70,7 +70,8 @@ class LoopThread:
         which folds the log. A failure that is swallowed would look like a hang.
 
         A fenced writer is different: another one does its work, and a fresh one of ours would only take it back, and
-        so on in turns. It stands down: it stays up, idle, and says so."""
+        so on in turns. It stands down: it stays up, idle, and says so. So does one that has met what a newer release
+        wrote: its next start would meet it again."""
 
         async def guarded() -> None:
             try:
@@ -78,8 +79,8 @@ class LoopThread:
             except (asyncio.CancelledError, GeneratorExit):
                 raise  # ended, or dropped together with its loop
             except BaseException as error:
-                if (fenced := _fenced(error)) is not None:
-                    self.stood_down = f"stands down: {fenced}"
+                if (final := _final(error)) is not None:
+                    self.stood_down = f"stands down: {final}"
                     log.error("%s %s", what, self.stood_down)
                     return
                 log.exception("%s failed; ending the process so that it is restarted", what)
@@ -111,8 +112,8 @@ def _restarted() -> bool:
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def _fenced(error: BaseException) -> ProducerFenced | None:
-    """The fencing in an error, alone or among those of a task group."""
+def _final(error: BaseException) -> ProducerFenced | UnknownEventType | None:
+    """What no restart mends in an error, alone or among those of a task group."""
     if isinstance(error, BaseExceptionGroup):
-        return next((found for one in error.exceptions if (found := _fenced(one)) is not None), None)
-    return error if isinstance(error, ProducerFenced) else None
+        return next((found for one in error.exceptions if (found := _final(one)) is not None), None)
+    return error if isinstance(error, ProducerFenced | UnknownEventType) else None

@@ -118,7 +118,10 @@ class SessionActor:
     async def _run(self, runner: SessionRunner, histories: Histories | None) -> None:
         session_id = runner.spec.session_id
         try:
-            history = (await asyncio.shield(histories)).get(session_id, []) if histories is not None else []
+            found = await asyncio.shield(histories) if histories is not None else {}
+            if runner.spec.history_floor is not None and session_id not in found:
+                return  # a newer release's: the journal has said so, and a build that knows it goes on with it
+            history = found.get(session_id, [])
             self._tracing.restore(session_id, history)
             with serving(_of_production(runner.spec)):
                 await runner.run(history)

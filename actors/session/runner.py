@@ -39,7 +39,7 @@ from odradek.actors.session.owned import OwnedSession, SessionSpec, Step, Waitin
 from odradek.actors.session.ports import Call, CallOutcome, Completion, EnginePort, EnvironmentPort, SessionLog
 from odradek.actors.session.state import CallState, SessionState
 from odradek.streams.codec import f32, i32
-from odradek.streams.errors import Retryable, SubjectErased
+from odradek.streams.errors import Retryable, SubjectErased, UnknownEventType
 from odradek.streams.events.sessions import (
     CancelRequested,
     Effect,
@@ -133,8 +133,8 @@ class SessionRunner:
             log.warning("session %s ends: %s", self.spec.session_id, error)
             if self.state.opened is not None and self.state.end is None:
                 await self._fail("")
-        except Retryable:
-            raise  # the log does not answer: the session goes on with its next owner
+        except (Retryable, UnknownEventType):
+            raise  # the log does not answer, or holds what a newer release wrote: the session's next owner goes on
         except Exception as error:
             # Nobody foresaw it, and the next owner would meet it again: a fault of ours, said once, in the log's words.
             if self._owner and self.state.end is None:

@@ -44,7 +44,7 @@ from odradek.streams.assembly.v1.batch import MicroArrays
 from odradek.streams.assembly.v1.sequence import Sequence
 from odradek.streams.assembly.versions import assembler
 from odradek.streams.envelope import Event, Record, event_id
-from odradek.streams.errors import UndecodableRecord
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.batches import BatchAssembled, IncarnationBegun, StepCompleted
 from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.events.weights import VersionPublished
@@ -150,7 +150,7 @@ class TrainerLoop:
         """Whether it says how far the lane is trained."""
         try:
             body = record.event.body
-        except UndecodableRecord:
+        except DecodeError:
             return False
         return isinstance(body, StepCompleted | IncarnationBegun) and body.lane == self._lane.lane
 
@@ -194,7 +194,7 @@ class TrainerLoop:
     def _is_first(self, record: Record) -> bool:
         try:
             body = record.event.body
-        except UndecodableRecord:
+        except DecodeError:
             return False
         first = self._lane.parent.version if self._lane.parent is not None else 0
         return isinstance(body, VersionPublished) and (body.policy, body.lane, body.version) == (
@@ -208,7 +208,7 @@ class TrainerLoop:
     async def _on_record(self, stage: Stage, record: Record) -> None:
         try:
             body = record.event.body
-        except UndecodableRecord as error:
+        except DecodeError as error:
             log.warning("batches.v1: record set aside: %s", error)
             return
         if not isinstance(body, BatchAssembled) or body.lane != self._lane.lane:

@@ -25,7 +25,7 @@ from odradek.actors.trainer.errors import CheckpointError
 from odradek.actors.trainer.manifest import Manifest, Place
 from odradek.streams import topics
 from odradek.streams.envelope import Event, event_id
-from odradek.streams.errors import Retryable, Terminal, UndecodableRecord
+from odradek.streams.errors import DecodeError, Retryable, Terminal
 from odradek.streams.events.groups import GroupDiscarded, GroupOpened, GroupSealed, LaneConfigured, MemberReplaced
 from odradek.streams.events.weights import VersionPruned
 from odradek.streams.faults import reach
@@ -82,7 +82,7 @@ class Needs:
                 async for record in event_log.read(topic, number, start, end):
                     try:
                         self._apply(record.event.body, record.timestamp_ms)
-                    except UndecodableRecord:
+                    except DecodeError:
                         continue
                 self._positions[topic, number] = end
 

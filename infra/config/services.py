@@ -69,6 +69,7 @@ def kafka_config(config: Config, bootstrap: str) -> KafkaConfig:
         replication=section.replication,
         min_insync=section.min_insync,
         connect_timeout_s=section.connect_timeout_s,
+        foreign_types=tuple(name for name in section.foreign_types.split(",") if name),
     )
 
 

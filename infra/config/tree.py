@@ -78,6 +78,9 @@ class Kafka(Section, frozen=True, kw_only=True):
     tenants: Tenants = ""
     """Other tenants, comma separated: each gets topics of its own, tasks.v1.TENANT and feedback.v1.TENANT. What is
     published there is that tenant's, whatever the message says; slots are shared fairly between tenants."""
+    foreign_types: str = ""
+    """Event types, comma separated, that no release of yours writes, or that you give up: readers pass over them. Every
+    other type that a release does not know makes it stand still until one that knows it runs again."""
 
     @property
     def tenant_names(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from odradek.infra.serve.errors import ServeError, SessionFault, SubjectRefused,
 from odradek.infra.serve.snapshot import Node, Tree
 from odradek.streams import topics
 from odradek.streams.blobs import BlobStore
-from odradek.streams.errors import UndecodableRecord
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.meta import Meta
 from odradek.streams.events.sessions import (
     CancelRequested,
@@ -144,7 +144,7 @@ class KafkaFeed:
                 for record in records:
                     if record.key_bytes != self._key:
                         continue
-                    with contextlib.suppress(UndecodableRecord):
+                    with contextlib.suppress(DecodeError):
                         event = record.event
                         batch.append((record.ref.offset, event.id, event.meta, event.body))
                 yield batch

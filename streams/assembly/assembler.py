@@ -7,7 +7,8 @@ batch.assembled on batches.v1. Guarantees:
 - a group is batched at most once, whatever lies on groups.v1: only the seals that `sealing.GroupRule` takes count,
   and its state is folded again from the lane's partition at every start;
 - a batch closes after `groups_per_batch` kept groups and never splits one;
-- a fenced predecessor cannot write.
+- a fenced predecessor cannot write;
+- a record of a type that this build does not know ends it with that error: what a newer release wrote is not skipped.
 Waits: for groups (no deadline: nothing is owed), for the log (its deadlines). Unblocked by the controller's seals.
 
 Guarantee 4 (tests/GUARANTEES.md): test_assembler_loop.py, test_trainer_loop.py, test_fault_points.py,
@@ -23,7 +24,7 @@ from odradek.streams.assembly.reader import read_group
 from odradek.streams.assembly.v1.batch import Positions, build
 from odradek.streams.assembly.v1.select import Choice, GroupRecords, Kept, choose
 from odradek.streams.envelope import Event, Record
-from odradek.streams.errors import KeyUnavailable, NoPosition, UndecodableRecord
+from odradek.streams.errors import DecodeError, KeyUnavailable, NoPosition
 from odradek.streams.events.batches import BatchAssembled
 from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.faults import reach
@@ -97,7 +98,7 @@ class Assembler:
     def _is_batch(self, record: Record) -> bool:
         try:
             body = record.event.body
-        except UndecodableRecord:
+        except DecodeError:
             return False
         return isinstance(body, BatchAssembled) and body.lane == self._lane
 
@@ -111,7 +112,7 @@ class Assembler:
         """Folds one record; the seal in it, if it is one of this lane's that counts."""
         try:
             body = record.event.body
-        except UndecodableRecord as error:
+        except DecodeError as error:
             log.warning("groups.v1: record set aside: %s", error)
             return None
         if body.lane != self._lane:

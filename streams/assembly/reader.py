@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from odradek.streams.assembly.v1.select import GroupRecords
 from odradek.streams.assembly.v1.sequence import MalformedSession, Sequence, sequence_of
-from odradek.streams.errors import UndecodableRecord
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.groups import GroupSealed
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardRevised
@@ -54,7 +54,8 @@ def unions(extents: Iterable[Extent]) -> dict[int, list[tuple[int, int]]]:
 
 
 async def read_sessions(event_log: EventLog, extents: Iterable[Extent]) -> dict[str, list[SessionRecord]]:
-    """By session id its records in log order. A session with an undecodable record is absent."""
+    """By session id its records in log order. A session with an undecodable record is absent; one with a record of a
+    type that this build does not know raises."""
     wanted = {e.session_id: e for e in extents}
     found: dict[str, list[SessionRecord]] = {session: [] for session in wanted}
     bad: set[str] = set()
@@ -66,7 +67,7 @@ async def read_sessions(event_log: EventLog, extents: Iterable[Extent]) -> dict[
                 continue
             try:
                 event = record.event
-            except UndecodableRecord as error:
+            except DecodeError as error:
                 log.warning("session %s is unfit for training: %s", extent.session_id, error)
                 bad.add(extent.session_id)
                 continue
@@ -100,7 +101,7 @@ async def read_rewards(event_log: EventLog, refs: Mapping[str, RecordRef]) -> di
                 continue
             try:
                 body = _verdict(record.event.body)
-            except UndecodableRecord as error:
+            except DecodeError as error:
                 log.warning("reward of session %s: %s", session, error)
                 continue
             if body is not None and body.session_id == session:

@@ -2,15 +2,17 @@
 
 What Faust does not do by itself, and this file does (DESIGN §4): read committed records (its consumer thread reads
 uncommitted ones without exactly-once, which it cannot be trusted with), have the topics created beforehand, catch
-errors inside agents (an exception would skip and commit the event), keep the web server off. Delivery is at least
-once; the offset inside each row makes repetition harmless.
+errors inside agents (an exception would skip and commit the event), keep the web server off, stop at a type that a
+newer release wrote (tables without it would be wrong, and its offset is not committed: a build that knows it goes on
+there). Delivery is at least once; the offset inside each row makes repetition harmless.
 """
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import faust
 import msgspec
@@ -21,9 +23,10 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, T
 from odradek.streams import clients
 from odradek.streams.config import KafkaConfig
 from odradek.streams.envelope import Record
-from odradek.streams.errors import Terminal
+from odradek.streams.errors import Terminal, UnknownEventType
 from odradek.streams.events.meta import RecordRef
-from odradek.streams.projections.tables import TABLES, Rows, Table
+from odradek.streams.polling import mark_foreign
+from odradek.streams.projections.tables import FAULT_SUFFIX, STANDS_STILL, TABLES, Rows, Table
 from odradek.streams.projections.views import snapshot
 
 logger = logging.getLogger(__name__)
@@ -116,7 +119,8 @@ def create_app(config: KafkaConfig, data: Path, snapshot_file: Path | None = Non
         processing_guarantee="at_least_once",
         **options,
     )
-    tables: dict[str, Rows] = {table.name: _with_agent(app, config, table) for table in TABLES}
+    fault_file = None if snapshot_file is None else snapshot_file.with_suffix(FAULT_SUFFIX)
+    tables: dict[str, Rows] = {table.name: _with_agent(app, config, table, fault_file) for table in TABLES}
     if snapshot_file is not None:
         _with_snapshots(app, tables, snapshot_file)
     return app, tables
@@ -134,7 +138,7 @@ def _credentials(config: KafkaConfig) -> Any:
     return faust.SSLCredentials(context=context)
 
 
-def _with_agent(app: faust.App, config: KafkaConfig, table: Table[Any]) -> Rows:
+def _with_agent(app: faust.App, config: KafkaConfig, table: Table[Any], fault_file: Path | None) -> Rows:
     """The Faust table and the agent that feeds it."""
     rows: Any = app.Table(table.name, partitions=table.topic.partitions, key_type=bytes, value_type=bytes, default=None)
     source = app.topic(
@@ -144,7 +148,9 @@ def _with_agent(app: faust.App, config: KafkaConfig, table: Table[Any]) -> Rows:
     async def feed(stream: Any) -> AsyncIterable[None]:
         async for event in stream.events():
             try:
-                table.step(rows, _record(table, event.message))
+                table.step(rows, _record(config, table, event.message))
+            except UnknownEventType as error:
+                _stand_still(f"table {table.name} stands still: {error}", fault_file)
             except Exception:
                 # Anything thrown from here would make Faust skip the event and commit it. A table is rebuilt at will;
                 # an alarm and a row that is behind are better than a worker in a restart loop.
@@ -155,14 +161,25 @@ def _with_agent(app: faust.App, config: KafkaConfig, table: Table[Any]) -> Rows:
     return rows  # type: ignore[no-any-return]
 
 
-def _record(table: Table[Any], message: Any) -> Record:
-    return Record(
+def _stand_still(why: str, fault_file: Path | None) -> NoReturn:
+    """Ends the worker before the event is committed, as a kill would: Faust itself can only go on."""
+    logger.error(why)
+    if fault_file is not None:
+        fault_file.write_text(why)
+    logging.shutdown()
+    os._exit(STANDS_STILL)
+
+
+def _record(config: KafkaConfig, table: Table[Any], message: Any) -> Record:
+    record = Record(
         ref=RecordRef(topic=table.topic.name, partition=message.partition, offset=message.offset),
         key_bytes=message.key,
         value=message.value,
         headers=tuple(message.headers or ()),
         timestamp_ms=int((message.timestamp or 0) * 1000),
     )
+    mark_foreign(config, record)
+    return record
 
 
 def _with_snapshots(app: faust.App, tables: dict[str, Rows], path: Path) -> None:

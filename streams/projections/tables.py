@@ -13,7 +13,7 @@ import msgspec
 
 from odradek.streams import topics
 from odradek.streams.envelope import Event, Record
-from odradek.streams.errors import DecodeError, UnknownEventType
+from odradek.streams.errors import DecodeError
 from odradek.streams.events import groups, rewards, sessions
 from odradek.streams.topics import Topic
 
@@ -24,6 +24,11 @@ Rows = MutableMapping[bytes, bytes]
 """A table: row key to encoded `Stored` row. A dict in the plain fold, a Faust table in the worker."""
 
 MINUTE_MS = 60_000
+
+STANDS_STILL = 4
+"""Exit code of a worker that met a type its build does not know: started again, it would meet it again."""
+FAULT_SUFFIX = ".fault"
+"""Beside the snapshot: what such a worker says last."""
 
 
 class Stored(msgspec.Struct, Generic[R]):
@@ -50,10 +55,11 @@ class Table(Generic[R]):
         raise NotImplementedError
 
     def step(self, rows: Rows, record: Record) -> None:
-        """Folds one record into the table. A record that nobody can decode changes no row."""
+        """Folds one record into the table. A record that nobody can decode changes no row; one of a type that this
+        build does not know raises."""
         try:
             event = record.event
-        except (DecodeError, UnknownEventType) as error:
+        except DecodeError as error:
             logger.warning("table %s passes over a record: %s", self.name, error)
             return
         key = self.key(event)

@@ -14,7 +14,7 @@ import msgspec
 
 from odradek.streams import topics
 from odradek.streams.assembly.reader import Extent, read_sessions
-from odradek.streams.errors import DecodeError, Terminal, UnknownEventType
+from odradek.streams.errors import DecodeError, Terminal
 from odradek.streams.events.batches import BatchAssembled, BatchMember, DroppedGroup, StepCompleted
 from odradek.streams.events.groups import GroupOpened
 from odradek.streams.events.weights import (
@@ -89,7 +89,7 @@ async def versions_of(event_log: EventLog, policy: str) -> Versions:
         async for record in event_log.read(topic, 0, await event_log.beginning(topic, 0)):
             try:
                 versions.apply(record.event.body, record.timestamp_ms)
-            except (DecodeError, UnknownEventType):
+            except DecodeError:
                 continue
     return versions
 

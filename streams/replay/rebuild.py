@@ -19,7 +19,7 @@ from odradek.streams import topics
 from odradek.streams.assembly.reader import Extent, read_groups, read_sequences
 from odradek.streams.assembly.v1.sequence import Sequence
 from odradek.streams.assembly.versions import assembler
-from odradek.streams.errors import Terminal, UndecodableRecord
+from odradek.streams.errors import DecodeError, Terminal
 from odradek.streams.events.batches import BatchAssembled
 from odradek.streams.events.groups import GroupSealed, LaneConfigured
 from odradek.streams.events.meta import RecordRef
@@ -82,7 +82,7 @@ async def batches_of(event_log: EventLog, lane: str) -> AsyncIterator[tuple[Reco
     async for record in event_log.read(topics.BATCHES.name, number, start):
         try:
             body = record.event.body
-        except UndecodableRecord:
+        except DecodeError:
             continue
         if isinstance(body, BatchAssembled) and body.lane == lane:
             yield record.ref, body
@@ -123,7 +123,7 @@ class LaneSeals:
             self._position = record.ref.offset + 1
             try:
                 body = record.event.body
-            except UndecodableRecord:
+            except DecodeError:
                 continue
             if body.lane != self._lane or not self._rule.accepts(body) or record.ref.offset <= after:
                 continue

@@ -14,7 +14,7 @@ import msgspec
 
 from odradek.streams import topics
 from odradek.streams.envelope import Event, event_id
-from odradek.streams.errors import Terminal, UndecodableRecord
+from odradek.streams.errors import DecodeError, Terminal
 from odradek.streams.events.groups import (
     GroupEvent,
     GroupOpened,
@@ -110,7 +110,7 @@ async def _lane(event_log: EventLog, lane: str) -> list[tuple[int, GroupEvent]]:
     async for record in event_log.read(topics.GROUPS.name, number, start):
         try:
             body = record.event.body
-        except UndecodableRecord:
+        except DecodeError:
             continue
         if body.lane == lane:
             found.append((record.ref.offset, body))

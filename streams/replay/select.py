@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from odradek.streams import topics
+from odradek.streams.codec import registry
 from odradek.streams.envelope import Record
-from odradek.streams.errors import DecodeError, UnknownEventType
+from odradek.streams.errors import DecodeError
 from odradek.streams.events.batches import BatchAssembled, BatchMember
 from odradek.streams.events.groups import GroupOpened, MemberReplaced
 from odradek.streams.events.meta import Meta, Origin
@@ -146,17 +147,17 @@ async def _scan(event_log: EventLog, partition: int, start: int) -> tuple[dict[s
     seen: dict[str, _Seen] = {}
     broken = 0
     async for record in event_log.read(topics.SESSIONS.name, partition, start):
-        if _type_of(record) not in WANTED_TYPES:
+        if (kind := _type_of(record)) not in WANTED_TYPES and kind in registry():
             continue
         try:
             event = record.event
-        except (DecodeError, UnknownEventType):
-            broken += 1
+        except DecodeError:
+            broken += kind in WANTED_TYPES
             continue
         key = record.key or ""
         if isinstance(event.body, SessionOpened):
             seen.setdefault(key, _Seen(record.ref.offset, record.timestamp_ms, event.meta, event.body))
-        elif key in seen:
+        elif isinstance(event.body, SessionCompleted | SessionFailed) and key in seen:
             seen[key].last = record.ref.offset
             seen[key].failed = isinstance(event.body, SessionFailed)
     return seen, broken
@@ -250,12 +251,13 @@ async def _around(event_log: EventLog) -> _Around:
 
 
 async def readable(event_log: EventLog, topic: str) -> AsyncIterator[Record]:
-    """The records of a whole topic, partition by partition; what can't be decoded is passed over."""
+    """The records of a whole topic, partition by partition; what can't be decoded is passed over. A type that this
+    build does not know raises: what follows from the rest would be wrong."""
     for number, end in sorted((await event_log.stable_ends(topic)).items()):
         async for record in event_log.read(topic, number, await event_log.beginning(topic, number), end):
             try:
                 _ = record.event
-            except (DecodeError, UnknownEventType):
+            except DecodeError:
                 continue
             yield record
 

@@ -17,9 +17,10 @@ from odradek.streams.config import KafkaConfig
 from odradek.streams.consumers import Busy, GroupConsumer, Later, Retry, Start
 from odradek.streams.dlq import DeadLetter, DeadLetters, Why
 from odradek.streams.envelope import Record
-from odradek.streams.errors import NoPosition, OffsetGap, StoreUnreachable
+from odradek.streams.errors import NoPosition, OffsetGap, StoreUnreachable, UnknownEventType
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardRevised
+from odradek.streams.events.tasks import FeedbackGiven
 from odradek.streams.log import EventLog
 from odradek.streams.polling import Gap, GapPolicy
 from odradek.streams.testing import an_event, fresh_config, key
@@ -243,9 +244,40 @@ async def test_an_unknown_type_pauses_its_partition_with_an_alarm_and_nothing_is
     async with running(member(log, recorder, on_alarm=alarms.append)) as consumer:
         await eventually(lambda: bool(alarms), "the alarm")
         assert [pause.ref for pause in consumer.paused.values()] == [odd]
-        assert "upgrade readers" in alarms[0].reason
+        assert "'reward.imagined.v9' is unknown to this build: upgrade readers" in alarms[0].reason
+        assert consumer.fault.startswith(f"stands still at {odd}: ")
     assert recorder.handled == [0, 1]
     assert await DeadLetters(log).letters() == []
+
+
+async def test_an_unknown_type_that_a_handler_meets_pauses_too(log: EventLog, key: str) -> None:
+    """In what it reads beside its input: no retry and no dead letter makes this build know it."""
+    await publish(log, key, range(1))
+    alarms = []
+
+    async def reads_elsewhere(_record: Record) -> None:
+        raise UnknownEventType("event type 'session.imagined.v9' is unknown to this build")
+
+    consumer = GroupConsumer(log, "graders", ["rewards.v1"], reads_elsewhere, retry=FAST, on_alarm=alarms.append)
+    async with running(consumer):
+        await eventually(lambda: bool(alarms), "the alarm")
+    assert await DeadLetters(log).letters() == []
+
+
+async def test_an_unknown_type_on_an_open_topic_is_a_dead_letter_and_stops_nobody(log: EventLog, key: str) -> None:
+    """Any client may write there: a pause would let each of them stop everybody."""
+    odd = await log.append_raw("feedback.v1", key.encode(), b"{}", [("ce_type", b"nonsense.v9")], partition=0)
+    good = an_event(FeedbackGiven(session_id="s", verdict="accepted"))
+    behind = await log.append("feedback.v1", f"{key}-good", good, partition=0)
+    handled: list[RecordRef] = []
+
+    async def take(record: Record) -> None:
+        handled.append(record.ref)
+
+    async with running(GroupConsumer(log, "graders", ["feedback.v1"], take, retry=FAST)):
+        await eventually(lambda: bool(handled), "the record behind")
+    assert handled == [behind]
+    assert [(one.origin, one.why) for one in await DeadLetters(log).letters()] == [(odd, Why.DECODE)]
 
 
 async def test_a_busy_handler_gets_the_same_record_again_and_it_does_not_count_as_a_failure(

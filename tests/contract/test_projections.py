@@ -165,7 +165,6 @@ async def test_a_record_that_nobody_can_decode_leaves_the_tables_as_they_are(log
     await a_round(log, 0, 2)
     for topic in ("rewards.v1", "sessions.v1", "groups.v1"):
         await log.append_raw(topic, b"lane-0", b"\xc1", [("ce_type", b"reward.assigned.v1")], partition=0)
-        await log.append_raw(topic, b"lane-0", b"\xc1", [("ce_type", b"from.the.future.v9")], partition=0)
     await a_round(log, 2, 2)
     with worker(log.config, tmp_path):
         await shows_the_fold(log, tmp_path)

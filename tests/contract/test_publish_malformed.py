@@ -240,12 +240,6 @@ async def test_a_group_with_a_damaged_session_is_dropped_with_its_reason(log: Ev
     assert {member.group_id for member in batch.members} == {"b", "c"}
 
 
-async def test_an_unknown_type_on_groups_does_not_stop_the_assembler(log: EventLog) -> None:
-    await log.append_raw("groups.v1", b"main-0", b"\x80", [("ce_type", b"nonsense.v9")], partition=0)
-    await write_small_log(log)
-    assert str(await rebuild_all(log, LANE.lane)) == "1/1 byte-identical"
-
-
 async def test_the_runs_fold_counts_malformed_records_and_shows_the_rest(log: EventLog) -> None:
     await write_small_log(log)
     spoiled = {topic: await spoil(log, topic, partition=0) for topic in FOLDED if topic in TYPE_OF}
@@ -262,7 +256,7 @@ async def test_the_runs_fold_goes_over_unknown_types(log: EventLog) -> None:
     assert follower.undecodable == {"rewards.v1": 1}
 
 
-async def test_rebuild_and_export_go_over_malformed_and_unknown_records(log: EventLog) -> None:
+async def test_rebuild_and_export_go_over_malformed_records(log: EventLog) -> None:
     await write_small_log(log)
     for topic in ("groups.v1", "batches.v1", "rewards.v1", "sessions.v1"):
         for partition in range(topics.declared(topic).partitions):

@@ -208,6 +208,27 @@ async def test_a_group_learns_at_once_of_a_session_with_a_record_that_nobody_can
     assert (await world.verdicts()).keys() == {"open"}
 
 
+async def test_a_grader_gives_no_verdict_beside_what_a_newer_release_wrote(
+    world: World, deployment: Deployment
+) -> None:
+    """Neither a score nor "ungraded": the release that knows the type grades the session. The state says where."""
+    await world.publish(TASK)
+    opened = SessionOpened(session_id="newer", policy="p", group_id="g", task=world.task)
+    await world._append("sessions.v1", "newer", opened, Meta(correlation="g"), "opened")
+    ref = await world.log.append_raw("sessions.v1", b"newer", b"\x80", [("ce_type", b"session.imagined.v9")])
+    actor = await grading(deployment)
+    try:
+
+        async def stands_still() -> str:
+            return str((await actor.state())["fault"])
+
+        fault = await eventually(stands_still, "the consumer to stand still", DEADLINE_S)
+    finally:
+        await ended(actor)
+    assert fault.startswith(f"stands still at {ref}: event type 'session.imagined.v9' is unknown")
+    assert await world.verdicts() == {} and await DeadLetters(world.log).letters(settled=True) == []
+
+
 async def test_a_restarted_grader_goes_on_and_a_repeated_verdict_is_the_same_event(
     world: World, deployment: Deployment
 ) -> None:

@@ -119,6 +119,22 @@ async def test_weights_that_a_restore_gave_up_are_not_served_under_the_number_th
         assert (await survivor.state())["version"] == 1
 
 
+async def test_a_replica_stays_on_its_weights_at_what_a_newer_release_wrote_and_says_so(served: Served) -> None:
+    """What it does not know may be what takes a version back: it serves on, and loads nothing new."""
+    await served.serve(await served.publish("", 1, seed=1))
+    with served.replica() as replica:
+        await served.until_served(replica, "", 1)
+        ref = await served.log.append_raw(topics.WEIGHTS.name, b"p", b"\x80", [("ce_type", b"version.moved.v9")])
+        await served.serve(await served.publish("", 2, seed=2))
+
+        async def stands_down() -> str:
+            return str((await replica.state())["fault"])
+
+        fault = await eventually(stands_down, "the replica to stand down", PATIENCE_S)
+        assert "'version.moved.v9'" in fault and fault.endswith(f" at {ref}")
+        assert (await replica.state())["version"] == 1
+
+
 async def test_a_replica_that_starts_after_a_restore_never_loads_what_was_given_up(served: Served) -> None:
     """weights.current.v1 still names it: the controller has not spoken yet. Its objects may all be there."""
     await served.publish("", 1, seed=1)

@@ -16,7 +16,7 @@ from odradek.actors.runtime.loop import LoopThread
 from odradek.streams import topics
 from odradek.streams.config import KafkaConfig
 from odradek.streams.envelope import Event, event_id
-from odradek.streams.errors import ProducerFenced
+from odradek.streams.errors import ProducerFenced, UnknownEventType
 from odradek.streams.events.groups import GroupDiscarded, GroupOpened
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.tasks import TaskPublished
@@ -130,7 +130,8 @@ async def test_of_two_live_assemblers_exactly_one_goes_on(fresh_config: KafkaCon
 
 
 async def test_a_fenced_actor_stays_up_and_says_so() -> None:
-    """However the fencing reaches it: alone, or among the errors of a task group."""
+    """However the fencing reaches it: alone, or among the errors of a task group; and one that a release has left
+    behind."""
 
     async def fenced() -> None:
         async with asyncio.TaskGroup() as group:
@@ -143,7 +144,10 @@ async def test_a_fenced_actor_stays_up_and_says_so() -> None:
     async def answer() -> str:
         return "here"
 
-    for work in (fenced(), alone()):
+    async def behind() -> None:
+        raise UnknownEventType("taken over by x")
+
+    for work in (fenced(), alone(), behind()):
         loop = LoopThread("fenced")
         loop.main(work, "the writer")
 

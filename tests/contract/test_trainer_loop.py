@@ -28,7 +28,7 @@ from odradek.actors.trainer.manifest import Origin
 from odradek.actors.trainer.testing import tiny_policy
 from odradek.streams import faults
 from odradek.streams.blobs import S3Config, S3Store
-from odradek.streams.errors import BlobMissing, ProducerFenced, TransactionLost
+from odradek.streams.errors import BlobMissing, ProducerFenced, TransactionLost, UnknownEventType
 from odradek.streams.log import EventLog
 from odradek.streams.testing import an_event, event_log, kafka_config
 
@@ -96,6 +96,16 @@ async def test_a_restart_goes_on_after_the_last_committed_step(world: TrainingWo
     loop = await world.train(2)
     await assert_whole_history(world, 2)
     assert loop.position > (await world.lane.steps())[-1].batch_offset
+
+
+async def test_what_a_newer_trainer_wrote_ends_an_older_one_where_it_stands(world: TrainingWorld) -> None:
+    """A step of a newer kind passed over would be taken again, from weights that are not the lane's last."""
+    await world.assemble(1)
+    await world.train(1)
+    name = world.lane.lane.encode()
+    ref = await world.lane.log.append_raw("batches.v1", name, b"\x80", [("ce_type", b"step.taken.v9")], partition=0)
+    with pytest.raises(UnknownEventType, match=rf"'step.taken.v9' is unknown .* at {ref}"):
+        await asyncio.wait_for(world.loop().run(), 120)
 
 
 async def test_settings_changed_before_the_first_step_do_not_disown_version_zero(world: TrainingWorld) -> None:

@@ -23,7 +23,6 @@ from odradek.streams.errors import SchemaBreak, UnknownEventType
 from odradek.streams.events.meta import Meta
 from odradek.streams.events.sessions import SessionCompleted, SessionOpened, TurnSampled, Usage, WeightSpan
 from odradek.streams.log import EventLog
-from odradek.streams.replay.select import readable
 from odradek.streams.schemas import generate
 from odradek.streams.testing import an_event, event_log, kafka_config
 
@@ -119,12 +118,11 @@ async def test_a_session_that_an_older_release_wrote_is_assembled(event_log: Eve
 
 @pytest.mark.contract
 async def test_without_its_upcaster_an_older_version_is_no_poison(event_log: EventLog) -> None:
-    """The type is unknown, which stops nobody; nor is it read as something that it is not."""
+    """The type is unknown, as a newer release's is; nor is it read as something that it is not."""
     name = f"{LaneWorld(event_log).lane}.unknown"
     ref = await event_log.append_raw("sessions.v1", name.encode(), GOLDEN_V0, [("ce_type", b"turn.sampled.v0")])
-    with pytest.raises(UnknownEventType, match=r"turn\.sampled\.v0"):
+    with pytest.raises(UnknownEventType, match=rf"turn\.sampled\.v0.* at {ref}"):
         _ = (await event_log.read_ref(ref)).event
-    assert ref not in [record.ref async for record in readable(event_log, "sessions.v1")]
 
 
 def test_a_published_type_that_nothing_reads_any_more_is_refused(
