@@ -18,6 +18,7 @@ import botocore.exceptions
 import msgspec
 from botocore.config import Config
 
+from odradek.streams import expect
 from odradek.streams.errors import BlobCorrupt, BlobMissing, KeyUnavailable, StoreUnreachable, SubjectErased, Terminal
 from odradek.streams.events.meta import BlobRef
 from odradek.streams.priority import ReservedThreads
@@ -124,6 +125,7 @@ class S3Store:
     def __init__(self, config: S3Config) -> None:
         self.config = config
         self._threads = ReservedThreads(THREADS, "s3")
+        expect.install()
         self._client: Any = boto3.client(
             "s3",
             endpoint_url=config.endpoint or None,

@@ -64,6 +64,9 @@ def s3_client(
     import boto3
     from botocore.config import Config
 
+    from odradek.streams import expect
+
+    expect.install()
     session = boto3.session.Session()
     settings = Config(
         connect_timeout=connect_s,
