@@ -2,10 +2,15 @@
 
 Ports are chosen just before their owner starts; another program may still take one in between. Then the component
 ends with the reason in its log and `up` says so; a second `up` chooses anew.
+
+New ones lie outside the range that the kernel gives to outgoing connections (Linux, ip-sysctl, `ip_local_port_range`).
+From that range any connection may be given the port of a service that is being started again; that service would come
+back elsewhere, and whoever knew its address would wait for ever.
 """
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +18,12 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 """The only address that the embedded stack listens on."""
+
+FIRST, LAST = 20_000, 65_535
+"""Between these new ports are chosen. Below them are the ports of well-known programs and those of Ray's workers."""
+OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+ATTEMPTS = 200
+"""Ports tried before the kernel is left to choose one: somebody uses nearly all of them."""
 
 
 def is_free(port: int) -> bool:
@@ -35,10 +46,30 @@ def choose(names: Sequence[str], previous: Mapping[str, int]) -> dict[str, int]:
             if before is not None and before not in chosen.values() and is_free(before):
                 chosen[name] = before
                 continue
-            probe = held.enter_context(socket.socket())
-            probe.bind((LOOPBACK, 0))
-            chosen[name] = int(probe.getsockname()[1])
+            chosen[name] = _hold_new(held.enter_context(socket.socket()))
     return chosen
+
+
+def _hold_new(probe: socket.socket) -> int:
+    """Bind the socket to a new port."""
+    low, high = _outgoing()
+    usable = [port for port in range(FIRST, LAST + 1) if not low <= port <= high]
+    for port in random.sample(usable, min(ATTEMPTS, len(usable))):
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            continue
+        return port
+    probe.bind((LOOPBACK, 0))
+    return int(probe.getsockname()[1])
+
+
+def _outgoing() -> tuple[int, int]:
+    try:
+        low, high = OUTGOING.read_text().split()
+    except OSError:
+        return 32_768, 60_999
+    return int(low), int(high)
 
 
 def answers(port: int, timeout_s: float = 1.0) -> bool:

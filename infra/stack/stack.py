@@ -160,7 +160,10 @@ class Stack:
 
     def _prepare(self, part: Component, shared: _Shared, progress: Progress) -> None:
         previous = shared.state.components.get(part.name)
-        ports = shared.choose_ports(part.port_names, previous.ports if previous else {})
+        before = previous.ports if previous else {}
+        ports = shared.choose_ports(part.port_names, before)
+        if any(name in before and before[name] != port for name, port in ports.items()):
+            progress(part.name, f"its port was taken by another program; from now on at {part.address(ports)}")
         log = self.data / part.name / f"{part.name}.log"
         shared.record(part.name, ComponentState(part.address(ports), ports, log=str(log)))
         try:

@@ -135,6 +135,22 @@ def test_ports_of_the_last_run_are_kept_only_while_free() -> None:
     assert twice["a"] != twice["b"]
 
 
+def test_no_outgoing_connection_can_take_the_port_of_a_service() -> None:
+    """A broker that was killed and started again came back at another port, and its clients waited for ever."""
+    low, high = map(int, ports.OUTGOING.read_text().split())
+    chosen = ports.choose([str(number) for number in range(50)], {})
+    assert not [port for port in chosen.values() if low <= port <= high]
+
+
+def test_where_every_port_is_for_outgoing_connections_the_kernel_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = tmp_path / "range"
+    everything.write_text("1024\t65535\n")
+    monkeypatch.setattr(ports, "OUTGOING", everything)
+    assert len(set(ports.choose(("a", "b"), {}).values())) == 2
+
+
 def test_the_state_file_is_private_whole_and_refused_when_damaged(tmp_path: Path) -> None:
     """It is replaced by rename; a damaged one is an error that says what to do, never an empty state."""
     write_state(tmp_path, read_state(tmp_path))
