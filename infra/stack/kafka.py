@@ -3,12 +3,16 @@
 Durable against the death of any process: a produced record is in the kernel's page cache before it is acknowledged.
 Not durable against power loss of the one machine, which no single node without fsync on each write is. Topics are
 never created by accident (auto-create is off) and nothing is deleted by age or size.
+
+The broker runs in its folder and names what lies there relative to it: `server.properties` is read as Latin-1 and
+`log.dirs` is split at commas, so an absolute path with an é or a comma put the log beside the data folder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import subprocess
 import uuid
 from collections.abc import Mapping
@@ -66,6 +70,11 @@ _FIXED: dict[str, object] = {
     "broker.session.timeout.ms": SESSION_TIMEOUT_MS,
 }
 
+_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
+"""In a POSIX locale Java cannot name a folder that is not ASCII, its own working directory included."""
+
+_PROPERTIES = "server.properties"
+
 _LOG4J = """status = error
 rootLogger.level = WARN
 rootLogger.appenderRef.out.ref = OUT
@@ -103,7 +112,7 @@ class Kafka:
             "listeners": f"{broker},CONTROLLER://{controller}",
             "advertised.listeners": broker,
             "controller.quorum.voters": f"1@{controller}",
-            "log.dirs": str(self._folder / "logs"),
+            "log.dirs": "logs",
         }
         return "".join(f"{key}={value}\n" for key, value in settings.items())
 
@@ -112,12 +121,11 @@ class Kafka:
         java = find_java()
         progress(self.name, f"Java {java.version} ({java.origin}), checking jars")
         jars = ensure_jars(self._cache)
-        temporary = self._folder / "tmp"
-        temporary.mkdir(parents=True, exist_ok=True)
+        (self._folder / "tmp").mkdir(parents=True, exist_ok=True)
         (self._folder / "log4j2.properties").write_text(_LOG4J)
-        (self._folder / "server.properties").write_text(self.properties(ports))
+        (self._folder / _PROPERTIES).write_text(self.properties(ports))
         options = [f"-Xmx{HEAP_MB}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"]
-        settings = [f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}", f"-Djava.io.tmpdir={temporary}"]
+        settings = ["-Dlog4j2.configurationFile=log4j2.properties", "-Djava.io.tmpdir=tmp"]
         self._command = [java.program, *options, *settings, "-cp", f"{jars}/*"]
         if not (self._folder / "logs" / "meta.properties").exists():
             progress(self.name, "formatting a new log folder")
@@ -125,14 +133,19 @@ class Kafka:
 
     def _format(self) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        properties = str(self._folder / "server.properties")
         # With `=`: one id in 64 begins with a dash, which the tool would read as an option.
-        command = [*self._command, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", properties]
+        command = [*self._command, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", _PROPERTIES]
         log = self._folder / "format.log"
         with log.open("wb") as output:
             try:
                 done = subprocess.run(
-                    command, stdout=output, stderr=subprocess.STDOUT, timeout=FORMAT_DEADLINE_S, check=False
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=FORMAT_DEADLINE_S,
+                    check=False,
+                    cwd=self._folder,
+                    env={**os.environ, **_ENVIRONMENT},
                 )
             except subprocess.TimeoutExpired as error:
                 raise ComponentFailed(f"kafka: formatting took over {FORMAT_DEADLINE_S:.0f} s; log: {log}") from error
@@ -141,8 +154,8 @@ class Kafka:
 
     def start(self, ports: Mapping[str, int], mark: str, log: Path) -> subprocess.Popen[bytes]:
         """Start the broker."""
-        command = [*self._command, "kafka.Kafka", str(self._folder / "server.properties")]
-        return spawn(command, mark=mark, log=log, cwd=self._folder)
+        command = [*self._command, "kafka.Kafka", _PROPERTIES]
+        return spawn(command, mark=mark, log=log, cwd=self._folder, env=_ENVIRONMENT)
 
     def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
         """A metadata request that names a live broker."""

@@ -72,8 +72,9 @@ class RayHead:
     def __init__(self, data: Path, cpus: int = LOGICAL_CPUS) -> None:
         self._folder = data / "ray"
         self._cpus = cpus
-        short = len(str(self._folder.resolve())) <= MAX_TEMP_PATH
-        self.temp = self._folder.resolve() if short else Path(tempfile.gettempdir()) / f"odr-ray-{stack_id(data)}"
+        path = str(self._folder.resolve())
+        fits = len(path) <= MAX_TEMP_PATH and path.isascii()  # Ray encodes it as ASCII
+        self.temp = self._folder.resolve() if fits else Path(tempfile.gettempdir()) / f"odr-ray-{stack_id(data)}"
 
     def address(self, ports: Mapping[str, int]) -> str:
         """The address for `connect`."""
@@ -124,7 +125,7 @@ class RayHead:
         """Nothing: actors are placed by the controller."""
 
     def clean(self, ports: Mapping[str, int]) -> None:
-        """The folder outside the data folder, if the path was too long to be inside."""
+        """The folder outside the data folder, if the path was too long or not plain enough to be inside."""
         if self.temp.parent != self._folder.parent.resolve():
             shutil.rmtree(self.temp, ignore_errors=True)
 

@@ -110,7 +110,7 @@ class Seaweed:
             self._program(),
             "-logtostderr=true",
             "server",
-            f"-dir={self._folder / 'data'}",
+            "-dir=data",  # relative to the folder it runs in: an absolute one is split at commas
             f"-ip={LOOPBACK}",
             f"-ip.bind={LOOPBACK}",
             "-master.telemetry=false",
@@ -124,7 +124,7 @@ class Seaweed:
             "-filer",
             "-filer.exposeDirectoryData=false",
             "-s3",
-            f"-s3.config={self._folder / 'identities.json'}",
+            "-s3.config=identities.json",
             "-s3.iam=false",
             "-s3.autoCreateBucket=false",
             "-s3.port.iceberg=0",

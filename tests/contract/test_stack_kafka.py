@@ -78,6 +78,17 @@ def test_a_cluster_id_that_begins_with_a_dash_is_formatted(tmp_path: Path, monke
     assert "cluster.id=-AAA" in (tmp_path / "kafka" / "logs" / "meta.properties").read_text()
 
 
+def test_the_log_lies_in_the_data_folder_whatever_its_name_and_the_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java's properties are Latin-1 and `log.dirs` a list: the log of `d, é` lay in two folders beside it."""
+    monkeypatch.setenv("LC_ALL", "POSIX")
+    data = tmp_path / "d, é 日本"
+    Kafka(data).prepare({"broker": 1, "controller": 2}, lambda *_: None)
+    assert (data / "kafka" / "logs" / "meta.properties").exists()
+    assert list(tmp_path.iterdir()) == [data]
+
+
 def test_an_unreachable_broker_is_one_line_within_its_deadline() -> None:
     """Nothing listens on the discard port; the check must say so and end."""
     with pytest.raises(Unreachable, match=r"^kafka: no metadata from 127\.0\.0\.1:9 within 2 s") as caught:

@@ -14,13 +14,19 @@ import pytest
 
 from odradek.infra.errors import JarError, MissingJava, StackError, Unreachable
 from odradek.infra.stack import jars, java, ports, processes
-from odradek.infra.stack.ray_head import check_raylet
+from odradek.infra.stack.ray_head import RayHead, check_raylet
 from odradek.infra.stack.state import locked, read_state, stack_id, state_path, write_state
 
 pytestmark = pytest.mark.contract
 
 SMALL_JAR = "org.jspecify:jspecify:1.0.0"
 """One of the locked jars, 4 KB."""
+
+
+def test_ray_gets_a_folder_whose_name_it_can_encode() -> None:
+    """Ray encodes its folder's name as ASCII: a driver of `/d é` could not join."""
+    assert RayHead(Path("/d e")).temp == Path("/d e/ray")
+    assert str(RayHead(Path("/d é")).temp).isascii()
 
 
 def _fake_java(folder: Path, version: str) -> Path:

@@ -100,8 +100,11 @@ def test_a_store_is_ready_when_it_reads_not_when_its_front_answers() -> None:
 
 
 def test_objects_survive_down_and_up_on_other_ports_and_keys_stay_private() -> None:
-    """`down` ends the process; the next `up` serves the same objects under the same keys, wherever it listens."""
-    with scratch() as data:
+    """`down` ends the process; the next `up` serves the same objects under the same keys, wherever it listens, in a
+    folder of any name: `weed` takes an absolute one with a comma for two."""
+    with scratch() as folder:
+        data = folder / "d, é"
+        data.mkdir()
         store = Seaweed(data)
         with running(data, store) as stack:
             access = store.access(stack.address("s3"))
@@ -112,6 +115,7 @@ def test_objects_survive_down_and_up_on_other_ports_and_keys_stay_private() -> N
             body = s3_client(moved).get_object(Bucket=moved.bucket, Key="kept")["Body"].read()
             assert _secret_places(data, store) == {store.keys_file, data / "s3" / "identities.json"}
         assert body == b"bytes"
+        assert (data / "s3" / "data" / "vol_dir.uuid").exists()
         assert moved.keys == access.keys
         assert {stat.S_IMODE(path.stat().st_mode) for path in (store.keys_file, data / "s3" / "identities.json")} == {
             0o600
