@@ -34,7 +34,7 @@ _SECRET_NAMES = frozenset(
         *("authkey", "privatekey", "signingkey", "encryptionkey", "masterkey", "accesstoken", "authtoken"),
     ]
 )
-_PASSWORD_NAMES = frozenset(("password", "passwd", "pwd", "passphrase", "passcode", "pass"))
+_PASSWORD_NAMES = frozenset(("password", "passwd", "pwd", "passphrase", "passcode", "pass", "pgpassword"))
 _KEY_OWNERS = frozenset(
     [
         *("api", "access", "secret", "private", "auth", "signing", "encryption", "master", "account", "service"),

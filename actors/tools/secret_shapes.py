@@ -44,6 +44,12 @@ _GITLAB = (
 SHAPES = (
     Shape("AWS_ACCESS_KEY", ("A3T", "ABIA", "ACCA", "AKIA", "ASIA"), "aws:AWSKeyDetector", only=0),
     Shape("AWS_SECRET_KEY", ("aws", "AWS"), "aws:AWSKeyDetector", group=1, only=1),
+    Shape(  # unquoted, as in ~/.aws/credentials; a random one may look like a path
+        "AWS_SECRET_KEY",
+        ("ecret_access_key", "ECRET_ACCESS_KEY", "ecretAccessKey"),
+        r"(?i:secret_?access_?key)[\"']?[ \t]*(?:=>|=|:)[ \t]*[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])",
+        group=1,
+    ),
     Shape("AZURE_STORAGE_KEY", ("AccountKey=",), r"AccountKey=([a-zA-Z0-9+/=]{88})", group=1),
     Shape(
         "URL_PASSWORD", ("://",), r"://[^:/?#\[\]@{}<>\s\"']*:([^:/?#\[\]@{}<>\s\"'$%][^:/?#\[\]@{}<>\s\"']*)@", group=1
@@ -51,8 +57,10 @@ SHAPES = (
     Shape("DISCORD_TOKEN", (".",), r"[MNO](?<![\w-][MNO])[a-zA-Z\d_-]{23,25}\.[a-zA-Z\d_-]{6}\.[a-zA-Z\d_-]{27,38}\b"),
     Shape("GITHUB_TOKEN", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), "github_token:GitHubTokenDetector"),
     Shape("GITHUB_TOKEN", ("github_pat_",), r"\bgithub_pat_[A-Za-z0-9_]{40,}"),
+    Shape("DOCKER_TOKEN", ("dckr_",), r"\bdckr_(?:pat|oat)_[A-Za-z0-9_-]{20,}"),
     Shape("GITLAB_TOKEN", _GITLAB, "gitlab_token:GitLabTokenDetector"),
     Shape("GOOGLE_API_KEY", ("AIza",), r"\bAIza[0-9A-Za-z_-]{35}"),
+    Shape("GOOGLE_TOKEN", ("ya29.",), r"\bya29\.[0-9A-Za-z_-]{20,}"),
     Shape("HUGGING_FACE_TOKEN", ("hf_",), r"\bhf_[A-Za-z0-9]{30,}"),
     Shape("MODEL_API_KEY", ("sk-",), r"\bsk-(?:[a-z]{1,20}[0-9]{0,4}-){0,4}[A-Za-z0-9_]{20,}[A-Za-z0-9_-]*"),
     Shape("NPM_TOKEN", ("_authToken=",), r"_authToken=[ \t]*([^\s\"'$\[]{8,})", group=1),
