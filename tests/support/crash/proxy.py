@@ -31,6 +31,8 @@ class FaultyProxy:
         self._upstream = upstream_port
         self._mode: Mode = "pass"
         self._open: set[asyncio.StreamWriter] = set()
+        self._never = asyncio.Event()
+        """Keeps who waits for it alive: a task that nothing refers to is collected, and its connection closed."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self.port = 0
@@ -82,7 +84,7 @@ class FaultyProxy:
                 writer.write_eof()
                 await reader.read()  # to the end, so that the answer is not lost in a reset
             case "stall":
-                await asyncio.Event().wait()  # ended by the next mode, which cuts the connection
+                await self._never.wait()  # ended by the next mode, which cuts the connection
             case mode:
                 up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
                 try:
