@@ -4,7 +4,8 @@ Consumes sessions.v1 as a consumer group and acts on session.completed and sessi
 session, grades it in a sandbox of its own, appends reward.assigned or reward.ungraded. At least once: a verdict's id
 follows from session and grader version, so a repeated one is the same event, and the first counts.
 A session with a record that nobody can decode, or whose end can't be handled, is `ungraded` at once, before that record
-becomes a dead letter: it is discarded for training, for ever, and its group goes on with a fresh attempt.
+becomes a dead letter: it is discarded for training, for ever, and its group goes on with a fresh attempt; `torn.py`
+brings the session to its end.
 Waits: for the log and the sandbox host, within their deadlines; a grader that can't run is `ungraded` with its cause.
 Production sessions have no hidden tests: people's answers are their reward (`feedback.py`, a consumer beside this one).
 """
@@ -24,6 +25,7 @@ from odradek.actors.reward.feedback import GROUP as FEEDBACK_GROUP
 from odradek.actors.reward.feedback import FeedbackRewards
 from odradek.actors.reward.grader import GRADE_DEADLINE_S, GRADER, VERSION, Grade, grade
 from odradek.actors.reward.opening import opening
+from odradek.actors.reward.torn import TornSessions
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.runtime.loop import LoopThread
 from odradek.actors.runtime.store import blobs_of, log_of
@@ -67,6 +69,7 @@ class RewardActor:
         self._loop.main(end_with(self._driver), name)
         self._loop.main(self._consumer.run(), name)
         self._loop.main(self._answers.run(), name)
+        self._loop.main(TornSessions(self._log, deployment, GROUP).run(), name)
 
     async def _start(self) -> None:
         root = Path(self._deployment.data_dir)

@@ -106,6 +106,9 @@ TABLE: Final = (
           "actors/controller/actor.py:ControllerActor._ask_hosts.ask",
           "actors/controller/actor.py:ControllerActor._hand_over",
           "actors/controller/actor.py:ControllerActor._cancel"),
+    _wait("torn session's end", "reward actor", "its session actor", "actors.reward.torn.HOST_S",
+          "it is asked again in the next round, until the session's end is on the log", UP,
+          "actors/reward/torn.py:TornSessions._settle", "actors/reward/torn.py:TornSessions.run"),
     _wait("tick", "controller", "any input", "actors.controller.actor.TICK_S", "it looks at the world all the same", UP,
           "actors/controller/actor.py:ControllerActor._drain"),
     # -- inference ---------------------------------------------------------------------------------------------------

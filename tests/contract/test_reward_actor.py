@@ -17,7 +17,7 @@ from support.holder import holder
 from support.lane_world import LaneWorld
 from support.waiting import eventually
 
-from odradek.actors.reward import grader
+from odradek.actors.reward import grader, torn
 from odradek.actors.reward.actor import GROUP, RewardActor
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.streams import consumers
@@ -117,8 +117,16 @@ async def world(fresh_config: KafkaConfig) -> AsyncIterator[World]:
         yield World(log)
 
 
+def nobody(name: str, _namespace: str) -> None:
+    """There is no session actor here."""
+    raise ValueError(name)
+
+
 @pytest.fixture
-async def deployment(fresh_config: KafkaConfig, s3_config: dict[str, str], tmp_path: Path) -> Deployment:
+async def deployment(
+    fresh_config: KafkaConfig, s3_config: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Deployment:
+    monkeypatch.setattr(torn, "actor_handle", nobody)
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps({name: s3_config[name] for name in ("access_key", "secret_key")}))
     return Deployment(
