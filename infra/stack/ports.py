@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+
+from odradek.infra.deadline import Deadline
 
 LOOPBACK = "127.0.0.1"
 """The only address that the embedded stack listens on."""
@@ -22,6 +25,9 @@ LOOPBACK = "127.0.0.1"
 FIRST, LAST = 20_000, 65_535
 """Between these new ports are chosen. Below them are the ports of well-known programs and those of Ray's workers."""
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+FREE_S, POLL_S = 5.0, 0.05
+"""Seconds for a port of the last run to become free, and between two looks: whoever had it may be on its way out. Too
+low moves a service whose address others hold; too high delays a start where another program has taken the port."""
 ATTEMPTS = 200
 """Ports tried before the kernel is left to choose one: somebody uses nearly all of them."""
 
@@ -37,13 +43,22 @@ def is_free(port: int) -> bool:
         return True
 
 
+def _becomes_free(port: int) -> bool:
+    deadline = Deadline(FREE_S)
+    while not is_free(port):
+        if deadline.expired:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
 def choose(names: Sequence[str], previous: Mapping[str, int]) -> dict[str, int]:
     """One distinct free port for each name; a previous one is kept if nobody took it."""
     chosen: dict[str, int] = {}
     with ExitStack() as held:
         for name in names:
             before = previous.get(name)
-            if before is not None and before not in chosen.values() and is_free(before):
+            if before is not None and before not in chosen.values() and _becomes_free(before):
                 chosen[name] = before
                 continue
             chosen[name] = _hold_new(held.enter_context(socket.socket()))

@@ -33,8 +33,8 @@ LOG_TAIL_LINES = 3
 _STACK_FRAME = ("at ", "... ")
 """How lines of a Java stack trace begin; the cause above them is what helps."""
 
-_START_TIME_FIELD = 19
-"""Index of `starttime` in /proc/PID/stat, counted after the command's closing bracket."""
+_THREADS_FIELD, _START_TIME_FIELD = 17, 19
+"""Indices of `num_threads` and `starttime` in /proc/PID/stat, counted after the command's closing bracket."""
 
 
 class ProcessName(msgspec.Struct, frozen=True):
@@ -51,13 +51,14 @@ def boot_id() -> str:
 
 
 def name_of(pid: int) -> ProcessName | None:
-    """The process's name; None if there is none, or it is only a zombie waiting for its parent."""
+    """The process's name; None if there is none, or it is only a zombie waiting for its parent. One whose first thread
+    has ended and others have not is no such: until the last has ended it holds its files and ports."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    if fields[0] in ("Z", "X"):
+    if fields[0] in ("Z", "X") and int(fields[_THREADS_FIELD]) <= 1:
         return None
     return ProcessName(pid, int(fields[_START_TIME_FIELD]), boot_id())
 

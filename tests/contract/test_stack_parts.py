@@ -8,9 +8,11 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually_blocking
 
 from odradek.infra.errors import JarError, MissingJava, StackError, Unreachable
 from odradek.infra.stack import jars, java, ports, processes
@@ -146,6 +148,35 @@ def test_no_outgoing_connection_can_take_the_port_of_a_service() -> None:
     low, high = map(int, ports.OUTGOING.read_text().split())
     chosen = ports.choose([str(number) for number in range(50)], {})
     assert not [port for port in chosen.values() if low <= port <= high]
+
+
+def test_a_port_whose_holder_is_on_its_way_out_is_waited_for() -> None:
+    with socket.socket() as other:
+        other.bind((ports.LOOPBACK, 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        leaving = threading.Timer(0.5, other.close)
+        leaving.start()
+        assert ports.choose(("a",), {"a": taken}) == {"a": taken}
+        leaving.join()
+
+
+def test_a_process_of_which_one_thread_lives_still_runs() -> None:
+    """The first thread's end is not the process's: a killed broker held its port, and was taken for gone."""
+    program = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("two", flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit of this thread alone
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "two\n"
+        told = Path(f"/proc/{child.pid}/stat")
+        eventually_blocking(lambda: told.read_text().rpartition(")")[2].split()[0] == "Z", "its first thread to end")
+        name = processes.name_of(child.pid)
+        assert name is not None and processes.alive(name)
+        assert processes.send(name, signal.SIGKILL)
+        eventually_blocking(lambda: not processes.alive(name), "all of it to end")
 
 
 def test_where_every_port_is_for_outgoing_connections_the_kernel_chooses(
