@@ -36,6 +36,9 @@ SUBJECT_HEADER = "odradek_subject"
 """Whose content is encrypted in the record; readers fetch that key before anything is decoded."""
 BOX_HEADER = "odradek_box"
 """A BlobRef in msgpack: the encrypted content is an object of its own, and the record holds the structure alone."""
+LONGEST_KEY = 1024
+"""Bytes of an object's address that S3 takes; ours are shorter and ASCII."""
+_ADDRESS = re.compile(r"(?:(?!\.{1,2}/)[!-.0-~]+/)*blobs/(?!\.{1,2}/)[!-.0-~]+/[0-9a-f]{64}")
 OWN_HEADERS = frozenset(
     [
         *("ce_id", "ce_type", "ce_source", "ce_specversion", "ce_dataschema", "content-type", "traceparent"),
@@ -256,9 +259,13 @@ def box_of(record: Record) -> BlobRef | None:
 
 
 def _reference(record: Record, raw: bytes | None) -> BlobRef:
+    """Refuses what no writer of ours makes: a store that says no to an odd address looks like an outage of ours, and
+    any client can write to an open topic."""
     try:
-        return msgspec.msgpack.decode(raw or b"", type=BlobRef)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        raise DecodeError.at(
-            "the claim check cannot be read", record.ref.topic, record.ref.partition, record.ref.offset
-        ) from None
+        ref = msgspec.msgpack.decode(raw or b"", type=BlobRef)
+    except (msgspec.DecodeError, RecursionError):
+        ref = None
+    if ref is None or not (len(ref.key) <= LONGEST_KEY and _ADDRESS.fullmatch(ref.key)):
+        at = record.ref
+        raise DecodeError.at("the claim check cannot be read", at.topic, at.partition, at.offset)
+    return ref

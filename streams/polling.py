@@ -15,8 +15,8 @@ from odradek.streams import clients
 from odradek.streams.blobs import BlobStore
 from odradek.streams.config import KafkaConfig
 from odradek.streams.envelope import Record, box_of, claim_of, subject_of
-from odradek.streams.errors import BlobCorrupt, BlobMissing, DecodeError, OffsetGap
-from odradek.streams.events.meta import RecordRef
+from odradek.streams.errors import BlobCorrupt, BlobMissing, DecodeError, OffsetGap, SubjectErased
+from odradek.streams.events.meta import BlobRef, RecordRef
 from odradek.streams.privacy.ring import KeyRing
 from odradek.streams.rawrecords import read_raw
 
@@ -114,11 +114,17 @@ class Poller:
                 if self._keys is not None and (subject := subject_of(record)) is not None:
                     await self._unlock(record, self._keys, subject)
                 elif self._blobs is not None and (ref := claim_of(record)) is not None:
-                    record.content = await self._blobs.get(ref)
-            except (BlobMissing, BlobCorrupt, DecodeError) as error:
+                    record.content = await self._claimed(self._blobs, ref)
+            except (BlobMissing, BlobCorrupt, DecodeError, SubjectErased) as error:
                 at = record.ref
                 record.fault = DecodeError.at(f"claim check: {error}", at.topic, at.partition, at.offset)
         return records
+
+    async def _claimed(self, blobs: BlobStore, ref: BlobRef) -> bytes:
+        """A claim for a subject without a key here opens for nobody: it must not stop who follows an open topic."""
+        if ref.subject and (self._keys is None or await self._keys.find(ref.subject) is None):
+            raise DecodeError(f"object {ref.key}: no key of subject {ref.subject!r} here", subject=ref.subject)
+        return await blobs.get(ref)
 
     async def _unlock(self, record: Record, keys: KeyRing, subject: str) -> None:
         """Has the subject's key at hand when the event is decoded."""

@@ -15,9 +15,18 @@ from odradek.streams.blobs import BlobStore, MemoryStore
 from odradek.streams.codec import INLINE_LIMIT, UPCASTERS, f32, i32
 from odradek.streams.config import KafkaConfig
 from odradek.streams.dlq import DeadLetter
-from odradek.streams.envelope import Event, Record, encode
-from odradek.streams.errors import BlobMissing, DecodeError, SubjectErased
-from odradek.streams.events.meta import Cipher, Meta, RecordRef
+from odradek.streams.envelope import (
+    BOX_HEADER,
+    CLAIM_HEADER,
+    LONGEST_KEY,
+    SUBJECT_HEADER,
+    Event,
+    Headers,
+    Record,
+    encode,
+)
+from odradek.streams.errors import BlobMissing, DecodeError, SubjectErased, Terminal
+from odradek.streams.events.meta import BlobRef, Cipher, Meta, RecordRef
 from odradek.streams.events.sessions import MessageReceived, SessionFailed, ToolCompleted, TurnSampled, WeightSpan
 from odradek.streams.events.tasks import FeedbackGiven
 from odradek.streams.log import EventLog
@@ -259,6 +268,47 @@ async def test_a_missing_object_of_a_subject_that_was_not_erased_is_a_fault(ring
     await blobs.remove(SUBJECT)
     with pytest.raises(DecodeError, match="claim check"):
         await read(record, ring, blobs)
+
+
+class Choosy(MemoryStore):
+    """Refuses what a store of S3 refuses, as an outage or a wrong configuration would look."""
+
+    async def get(self, key: str) -> bytes:
+        if not 0 < len(key) <= LONGEST_KEY or "//" in key or ".." in key:
+            raise Terminal(f"{key[:20]}: refused with 400", key=key)
+        return await super().get(key)
+
+
+DEEP = b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0"
+AT = "blobs/shared/" + "0" * 64
+CLAIMS = {
+    "nested deeply": DEEP,
+    "no address": msgspec.msgpack.encode(BlobRef(key="", sha256="", size=0)),
+    "a long address": msgspec.msgpack.encode(BlobRef(key=f"{'x' * 2000}/{AT}", sha256="0" * 64, size=1)),
+    "an address upwards": msgspec.msgpack.encode(BlobRef(key=f"../{AT}", sha256="0" * 64, size=1)),
+    "an address with an empty part": msgspec.msgpack.encode(BlobRef(key=f"a//{AT}", sha256="0" * 64, size=1)),
+    "another object": msgspec.msgpack.encode(BlobRef(key="checkpoints/demo/3", sha256="0" * 64, size=1)),
+    "no such object": msgspec.msgpack.encode(BlobRef(key=AT, sha256="0" * 64, size=1)),
+    "of a stranger": msgspec.msgpack.encode(BlobRef(key=AT, sha256="0" * 64, size=1, subject="nobody")),
+    "of an erased subject": msgspec.msgpack.encode(BlobRef(key=AT, sha256="0" * 64, size=1, subject="gone")),
+}
+
+
+@pytest.mark.parametrize("header", [CLAIM_HEADER, BOX_HEADER])
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+async def test_whatever_a_claim_check_says_it_spoils_its_own_record_only(
+    ring: KeyRing, claim: bytes, header: str
+) -> None:
+    """Any client may write one to an open topic: an error that is none of the record's would stop every reader there,
+    for ever."""
+    await ring.obtain(SUBJECT)
+    await ring.destroy("gone", "asked")
+    headers: Headers = ((CLAIM_HEADER, b"1"),) if header == CLAIM_HEADER else ()
+    if header == BOX_HEADER:
+        headers = ((SUBJECT_HEADER, SUBJECT.encode()), (BOX_HEADER, claim))
+    record = Record(RecordRef("tasks.v1", 0, 5), KEY.encode(), claim, headers, 0)
+    with pytest.raises(DecodeError, match="claim check"):
+        await read(record, ring, BlobStore(Choosy(), keys=ring, cache_bytes=0))
 
 
 # -- older types ------------------------------------------------------------------------------------------------------
