@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from odradek.infra.observe.fold import RunFold
+from odradek.infra.observe.lanes import LaneFolds
 from odradek.infra.observe.sessions import SessionBook
 from odradek.streams import topics
 from odradek.streams.envelope import Record
 from odradek.streams.errors import UndecodableRecord
+from odradek.streams.events.sessions import SessionOpened
 from odradek.streams.log import EventLog
 
 log = logging.getLogger(__name__)
@@ -32,8 +35,10 @@ FOLDED = (
 class RunFollower:
     """Remembers how far each partition has been folded."""
 
-    def __init__(self, event_log: EventLog) -> None:
+    def __init__(self, event_log: EventLog, lanes: LaneFolds | None = None) -> None:
+        """`lanes`: is fed beside the whole."""
         self.fold = RunFold()
+        self._lanes = lanes
         self.undecodable: Counter[str] = Counter()
         self._log = event_log
         self._positions: dict[tuple[str, int], int] = {}
@@ -67,6 +72,8 @@ class RunFollower:
             log.debug("record set aside: %s", error)
             return
         self.fold.apply(record.ref, event.id, event.meta, event.body, record.timestamp_ms)
+        if self._lanes is not None:
+            self._lanes.apply(record.ref, event.id, event.meta, event.body, record.timestamp_ms)
 
 
 RECENT_RECORDS = 2000
@@ -77,7 +84,9 @@ few misses sessions under way that belong to no group; too many delays the first
 class SessionFollower:
     """Feeds a `SessionBook` from sessions.v1, the whole of it or only what is still going on. Produces nothing."""
 
-    def __init__(self, event_log: EventLog) -> None:
+    def __init__(self, event_log: EventLog, wanted: Callable[[SessionOpened], bool] = lambda _opened: True) -> None:
+        """Sessions that are not `wanted` are passed over whole."""
+        self._wanted, self._others = wanted, set[str]()
         self.book = SessionBook()
         self.undecodable = 0
         self._log = event_log
@@ -114,7 +123,11 @@ class SessionFollower:
             self.undecodable += 1
             log.debug("record set aside: %s", error)
             return
-        self.book.apply(record.ref, record.key or "", event.id, event.meta, event.body, record.timestamp_ms)
+        key = record.key or ""
+        if isinstance(event.body, SessionOpened) and not self._wanted(event.body):
+            self._others.add(key)
+        if key not in self._others:
+            self.book.apply(record.ref, key, event.id, event.meta, event.body, record.timestamp_ms)
 
 
 async def count_session_events(event_log: EventLog) -> Counter[str]:

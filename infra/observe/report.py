@@ -48,14 +48,14 @@ class Tile:
     note: str = ""
 
 
-def render(fold: RunFold, book: SessionBook, written_ms: int) -> str:
-    """The page."""
+def render(fold: RunFold, book: SessionBook, written_ms: int, lane: str | None = None) -> str:
+    """The page; `lane`: whose folds these are, if not the whole log's."""
     rows = version_rows(fold)
     page = (
         _environment()
         .get_template("report.html.j2")
         .render(
-            title="Odradek: what this log shows",
+            title="Odradek: what this log shows" + (f" of lane {lane}" if lane is not None else ""),
             written=_when(written_ms),
             span=_span(fold, book),
             tiles=_tiles(fold, book),

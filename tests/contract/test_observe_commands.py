@@ -103,6 +103,10 @@ def test_the_commands_answer_from_the_log_alone(asked: Any, tmp_path: Path, writ
     page = tmp_path / "page.html"
     told = json.loads(asked("report", "--out", str(page), "--json"))
     assert told["records"] == len(written.records) and "Solve rate against weight version" in page.read_text()
+    assert [(line["lane"], line["batches"], line["steps"]) for line in told["lanes"]] == [("main-0", 3, 3)]
+    apart = json.loads(asked("report", "--out", str(page), "--lane", "main-0", "--json"))
+    assert apart == told | {"bytes": apart["bytes"]} and "of lane main-0" in page.read_text()
+    assert "there is main-0" in asked("report", "--out", str(page), "--lane", "other-2", "--json", code=2)
     with collecting() as collector:
         sent = json.loads(asked("dashboard", "--otlp", collector.endpoint, "--sessions", "0", "--json"))
     assert sent["sessions"] == 72 and sent["spans"] == len(collector.spans) == len({s.span_id for s in collector.spans})

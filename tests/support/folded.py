@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from odradek.infra.observe.fold import RunFold
 from odradek.infra.observe.follow import FOLDED
+from odradek.infra.observe.lanes import LaneFolds
 from odradek.infra.observe.sessions import SessionBook
 from support.run_log import RunLog
+
+
+def lanes_of(*logs: RunLog) -> LaneFolds:
+    """The lanes of logs that are read as one: topic by topic, partition by partition."""
+    lanes = LaneFolds()
+    for topic in FOLDED:
+        for record in sorted((record for log in logs for record in log.of(topic)), key=lambda record: record.ref):
+            event = record.event
+            lanes.apply(record.ref, event.id, event.meta, event.body, record.timestamp_ms)
+    return lanes
 
 
 def folded(log: RunLog) -> tuple[RunFold, SessionBook]:
