@@ -157,21 +157,21 @@ class OwnedSession:
 
     async def _ask(self) -> None:
         """The first message of a session, or the last of a fork's history; nothing if it is there already."""
-        message_id = "fork" if self._opened.forked_from is not None else "0"
+        message_id = "fork" if self.opened.forked_from is not None else "0"
         if message_id in self.state.messages or (message_id == "fork" and not self.spec.message):
             return
         await self.post(MessageReceived(message_id=message_id, text=self.spec.message))
 
     async def _inherit(self) -> None:
         """Log the parent's history again, as far as that has not been done."""
-        parent = self._opened.forked_from
+        parent = self.opened.forked_from
         if parent is None or self.state.own_turns:
             return
         self.waiting_for = Waiting("the parent's history")
         records = await self._journal.session_at(parent)
         missing: list[tuple[str, Meta, SessionEvent]] = []
         seq = self.state.rule.next_seq
-        for number, body in enumerate(inherited(parent, records, self._opened.forked_at)):
+        for number, body in enumerate(inherited(parent, records, self.opened.forked_at)):
             identifier = event_id(self.spec.session_id, f"inherited.{number}")
             if self.state.rule.has_seen(identifier):
                 continue
@@ -186,7 +186,8 @@ class OwnedSession:
     # -- the log -----------------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> SessionOpened:
+    def opened(self) -> SessionOpened:
+        """What the session was opened with; of an owner that has it."""
         assert self.state.opened is not None
         return self.state.opened
 

@@ -24,9 +24,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from odradek.actors.policy.template import ChatTemplate
+from odradek.actors.session import calls
 from odradek.actors.session.decide import Complete, Condense, RunCalls, Sample, Wait, next_action
 from odradek.actors.session.errors import (
     EngineUnavailable,
@@ -35,23 +35,18 @@ from odradek.actors.session.errors import (
     SessionInfraFailure,
     SuperfluousOwner,
 )
-from odradek.actors.session.owned import OwnedSession, SessionSpec, Step, Waiting
-from odradek.actors.session.ports import Call, CallOutcome, Completion, EnginePort, EnvironmentPort, SessionLog
-from odradek.actors.session.state import CallState, SessionState
+from odradek.actors.session.owned import OwnedSession, SessionSpec, Waiting
+from odradek.actors.session.ports import Completion, EnginePort, EnvironmentPort, SessionLog
+from odradek.actors.session.state import SessionState
 from odradek.streams.codec import f32, i32
 from odradek.streams.errors import Retryable, SubjectErased, UnknownEventType
 from odradek.streams.events.sessions import (
     CancelRequested,
     Effect,
-    EnvironmentClosed,
-    EnvironmentOpened,
     MessageReceived,
     SessionCompleted,
     SessionEvent,
     SessionFailed,
-    SessionOpened,
-    ToolCompleted,
-    ToolRequested,
     TurnSampled,
 )
 from odradek.streams.ownership import SessionRecord
@@ -63,20 +58,10 @@ log = logging.getLogger(__name__)
 SAMPLE_TIMEOUT_S = 60.0
 """Seconds one sampling request may take, queueing included. Too low fails healthy sessions under load; too high
 leaves a session waiting on a dead engine."""
-INFRA_DEADLINE_S = 120.0
-"""Seconds a session keeps retrying a fault of ours at one place. Must exceed an actor's restart (about 10 s)."""
-RETRY_PAUSE_S = 0.5
-"""Seconds between retries."""
 
 CAUSE_CHARACTERS = 2_000
 """Characters of a failure's cause on the log. Too few hide what happened; an error may quote what a task brought along,
 and a record that is too large could not say anything."""
-
-UNCERTAIN = (
-    "error: this call was interrupted, and nobody knows whether it took effect outside the workspace. It was not made "
-    "again: find out first."
-)
-"""Result of a call with an external effect that may have run."""
 
 
 class SessionRunner:
@@ -97,8 +82,7 @@ class SessionRunner:
         self._template = template
         self._effects = effects
         self._engine = engine
-        self._environment = environment
-        self._environment_ready = False
+        self._calls = calls.ToolCalls(self._owned, effects, environment)
         self._owner = False
         self._input = asyncio.Event()
         self._started = time.monotonic()
@@ -141,7 +125,7 @@ class SessionRunner:
                 await self._fail(f"unexpected {type(error).__name__}: {error}")
             raise
         finally:
-            await self._close_environment()
+            await self._calls.close()
 
     async def post(self, body: MessageReceived | CancelRequested) -> None:
         """An input from outside: on the log, and seen at the next decision."""
@@ -157,7 +141,7 @@ class SessionRunner:
                 case Sample():
                     await self._sample(action)
                 case RunCalls():
-                    await self._run_calls(action.calls)
+                    await self._calls.run(action.calls)
                 case Condense():
                     await self._append_owner(f"segment.{action.event.segment}", [action.event])
                 case Complete():
@@ -165,20 +149,15 @@ class SessionRunner:
                 case Wait():
                     self._owned.waiting_for = Waiting("a message")
                     self._input.clear()
-                    await asyncio.wait_for(self._input.wait(), self._opened.budget.wall_seconds)
+                    await asyncio.wait_for(self._input.wait(), self._owned.opened.budget.wall_seconds)
 
     def _out_of_time(self) -> bool:
-        return time.monotonic() - self._started > self._opened.budget.wall_seconds
-
-    @property
-    def _opened(self) -> SessionOpened:
-        assert self.state.opened is not None
-        return self.state.opened
+        return time.monotonic() - self._started > self._owned.opened.budget.wall_seconds
 
     async def _sample(self, action: Sample) -> None:
         self._owned.waiting_for = Waiting(f"turn {action.turn}")
-        opened = self._opened
-        deadline = time.monotonic() + INFRA_DEADLINE_S
+        opened = self._owned.opened
+        deadline = time.monotonic() + calls.INFRA_DEADLINE_S
         while True:
             try:
                 completion = await self._engine.sample(
@@ -199,7 +178,7 @@ class SessionRunner:
             except EngineUnavailable:
                 if time.monotonic() > deadline:
                     raise
-                await asyncio.sleep(RETRY_PAUSE_S)
+                await asyncio.sleep(calls.RETRY_PAUSE_S)
         turn = TurnSampled(
             turn=action.turn,
             segment=self.state.segment,
@@ -228,107 +207,6 @@ class SessionRunner:
         logged = 0 if len(self.state.turns) == self.state.segment_turns else action.position - 1
         return completion.experts[logged * (len(completion.experts) // computed) :]
 
-    # -- tool calls --------------------------------------------------------------------------------------------
-
-    async def _run_calls(self, calls: list[CallState]) -> None:
-        self._owned.waiting_for = Waiting("tools " + ", ".join(call.name for call in calls))
-        uncertain = {call.call_id for call in calls if call.requested and call.external}
-        requests: list[Step] = [
-            (f"request.{call.call_id}", self._request(call)) for call in calls if not call.requested
-        ]
-        if requests:
-            await self._owned.append(requests)
-        if any(call.external for call in calls):
-            await self._owned.confirm()
-        outcomes = await self._outcomes(calls, uncertain)
-        await self._owned.append(
-            [(f"result.{c.call_id}", self._result(c, o)) for c, o in zip(calls, outcomes, strict=True)]
-        )
-
-    def _request(self, call: CallState) -> ToolRequested:
-        return ToolRequested(
-            call_id=call.call_id,
-            turn=call.turn,
-            index=call.index,
-            name=call.name,
-            arguments=dict(call.arguments),
-            effect=self._effects.get(call.name, "pure"),
-        )
-
-    @staticmethod
-    def _result(call: CallState, outcome: CallOutcome) -> ToolCompleted:
-        return ToolCompleted(
-            call_id=call.call_id,
-            turn=call.turn,
-            index=call.index,
-            text=outcome.text,
-            is_error=outcome.is_error,
-            delta=outcome.delta,
-            duration_ms=outcome.duration_ms,
-            redactions=outcome.redactions,
-            uncertain=outcome.uncertain,
-        )
-
-    async def _outcomes(self, calls: list[CallState], uncertain: set[str]) -> list[CallOutcome]:
-        """One outcome a call; a call that could not be parsed has its error as result and never reaches a tool, nor
-        does one that may have had its external effect already."""
-        results = {call.call_id: CallOutcome(f"error: {call.parse_error}", True) for call in calls if call.parse_error}
-        results |= {call_id: CallOutcome(UNCERTAIN, True, uncertain=True) for call_id in uncertain}
-        runnable = [call for call in calls if call.call_id not in results]
-        if runnable:
-            asked = [Call(call.call_id, call.name, dict(call.arguments)) for call in runnable]
-            once = any(call.external for call in runnable)
-            for call, outcome in zip(runnable, await self._in_environment(asked, once=once), strict=True):
-                results[call.call_id] = outcome
-        return [results[call.call_id] for call in calls]
-
-    async def _in_environment(self, calls: list[Call], *, once: bool) -> list[CallOutcome]:
-        """`once`: what was asked of the environment and not answered is not asked again."""
-        deadline = time.monotonic() + INFRA_DEADLINE_S
-        limit = self._opened.budget.tool_seconds
-        while True:
-            asked = False
-            try:
-                if not self._environment_ready:
-                    await self._open_environment()
-                asked = True
-                return await self._environment.run_calls(self.spec.session_id, self.state.epoch, calls, limit)
-            except EnvironmentLost:
-                self._environment_ready = False
-                if asked and once:
-                    return [CallOutcome(UNCERTAIN, True, uncertain=True) for _ in calls]
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(RETRY_PAUSE_S)
-
-    async def _open_environment(self) -> None:
-        rebuilt = self.state.environments > 0
-        info = await self._environment.open(
-            self.spec.session_id,
-            self.state.epoch,
-            replace(self.spec.start, subject=self.spec.subject, production=self.spec.origin == "production"),
-            list(self.state.deltas),
-        )
-        self._environment_ready = True
-        opened = EnvironmentOpened(
-            sandbox_id=info.sandbox_id, driver=info.driver, image_digest=info.image_digest, rebuilt=rebuilt
-        )
-        await self._append_owner(f"environment.{info.sandbox_id}", [opened])
-
-    async def _close_environment(self) -> None:
-        """End this owner's sandbox, and one that a former owner left to a session that needed none any more."""
-        inherited = self.state.end is not None and self.state.environment is not None
-        if not self._environment_ready and not inherited:
-            return
-        self._environment_ready = False
-        try:
-            await self._environment.close(self.spec.session_id, self.state.epoch)
-        except SuperfluousOwner:
-            return  # a newer owner's: nothing of this one is left
-        if self.state.environment is not None:
-            sandbox_id = self.state.environment.sandbox_id
-            await self._append_owner(f"closed.{sandbox_id}", [EnvironmentClosed(sandbox_id=sandbox_id)])
-
     # -- ends --------------------------------------------------------------------------------------------------
 
     def _completion(self, action: Complete) -> SessionCompleted:
@@ -336,7 +214,7 @@ class SessionRunner:
             reason=action.reason,
             first_offset=self.state.first_offset,
             usage=self.state.usage(),
-            group_id=self._opened.group_id,
+            group_id=self._owned.opened.group_id,
         )
 
     async def _fail(self, cause: str) -> None:

@@ -76,7 +76,7 @@ TABLE: Final = (
     _wait(GROUP, "controller", "all members' verdicts", "GroupOpened.deadline_ms",
           "sealed with those that have one, or discarded with the reason", AGE),
     _wait(TURN, "session actor", "an inference actor",
-          "actors.session.runner.INFRA_DEADLINE_S + actors.session.runner.SAMPLE_TIMEOUT_S "
+          "actors.session.calls.INFRA_DEADLINE_S + actors.session.runner.SAMPLE_TIMEOUT_S "
           "+ actors.session.clients.ANSWER_GRACE_S",
           "tried again, then session.failed with the cause; the member is replaced or the group discarded", AGE,
           "actors/session/clients.py:RayEngine.sample", "actors/session/runner.py:SessionRunner._sample",
@@ -84,7 +84,7 @@ TABLE: Final = (
     _wait(CALL, "session actor", "the environment actor", "Budget.tool_seconds + actors.session.clients.CALL_GRACE_S",
           "a command is ended and its result says so; an environment that does not answer is lost and rebuilt, until "
           "INFRA_DEADLINE_S, then session.failed", AGE,
-          "actors/session/clients.py:RayEnvironment._ask", "actors/session/runner.py:SessionRunner._in_environment"),
+          "actors/session/clients.py:RayEnvironment._ask", "actors/session/calls.py:ToolCalls._in_environment"),
     _wait(GRADING, "reward actor", "a grader in its sandbox", "actors.reward.grader.GRADE_DEADLINE_S",
           "reward.ungraded with the cause: never a score", AGE, "actors/reward/grader.py:grade"),
     _wait(ASSEMBLY, "assembler", "kept groups for a batch", "",

@@ -32,7 +32,7 @@ from odradek.actors.inference.types import SampleRequest
 from odradek.actors.inference.weights import build
 from odradek.actors.policy.hf import to_hf_state
 from odradek.actors.policy.model import Policy
-from odradek.actors.session import runner as runner_module
+from odradek.actors.session import calls
 from odradek.actors.session.runner import SessionRunner
 from odradek.actors.session.state import CallState, SessionState
 from odradek.actors.trainer.testing import TINY
@@ -107,14 +107,14 @@ async def test_an_owner_that_works_on_without_rebuilding_is_caught(monkeypatch: 
     where = at(await whole(), 0)
     assert NOT_REBUILT not in caught(sessions(await resumed_after(where)))
 
-    async def nothing(self: SessionRunner) -> None:
+    async def nothing(self: calls.ToolCalls) -> None:
         self._environment_ready = True
 
     journal, environment, model = MemoryJournal(fail_after=where), FolderEnvironment(), ScriptedModel(SAID)
     with pytest.raises(Killed):
         await runner(journal, model, environment, spec(FILES)).run()
     journal.fail_after = None
-    monkeypatch.setattr(SessionRunner, "_open_environment", nothing)
+    monkeypatch.setattr(calls.ToolCalls, "_open_environment", nothing)
     await runner(journal, model, environment, spec(FILES, floor=0)).run(journal.history("s"))
     assert NOT_REBUILT in caught(sessions(journal))
 
@@ -143,8 +143,8 @@ async def test_a_former_owner_that_is_listened_to_is_caught(monkeypatch: pytest.
 
 
 async def test_a_session_that_gives_up_without_saying_so_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "INFRA_DEADLINE_S", 0.0)
-    monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(calls, "INFRA_DEADLINE_S", 0.0)
+    monkeypatch.setattr(calls, "RETRY_PAUSE_S", 0.0)
 
     async def without_an_engine() -> World:
         journal = MemoryJournal()

@@ -18,7 +18,7 @@ from odradek.actors.controller.groups import MAX_REPLACEMENTS
 from odradek.actors.reward.efficiency import conduct_of
 from odradek.actors.reward.errors import GraderCouldNotRun
 from odradek.actors.reward.grader import grade
-from odradek.actors.session import clients
+from odradek.actors.session import calls, clients
 from odradek.actors.session import runner as runner_module
 from odradek.actors.session.ports import EnvironmentInfo
 from odradek.actors.session.runner import SessionRunner
@@ -65,8 +65,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines that only make the test short: each still ends its own wait."""
     for module, name in (
         (runner_module, "SAMPLE_TIMEOUT_S"),
-        (runner_module, "INFRA_DEADLINE_S"),
-        (runner_module, "RETRY_PAUSE_S"),
+        (calls, "INFRA_DEADLINE_S"),
+        (calls, "RETRY_PAUSE_S"),
         (clients, "ANSWER_GRACE_S"),
         (clients, "CALL_GRACE_S"),
         (clients, "OPEN_TIMEOUT_S"),

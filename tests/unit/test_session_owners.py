@@ -17,11 +17,12 @@ from support.session_world import (
     turn,
 )
 
-from odradek.actors.session import runner as runner_module
+from odradek.actors.session import calls
+from odradek.actors.session.calls import UNCERTAIN
 from odradek.actors.session.errors import EnvironmentLost, SuperfluousOwner
 from odradek.actors.session.owned import OwnedSession
 from odradek.actors.session.ports import Call
-from odradek.actors.session.runner import UNCERTAIN, SessionRunner
+from odradek.actors.session.runner import SessionRunner
 from odradek.actors.session.state import SessionFold
 from odradek.streams.events.sessions import (
     CancelRequested,
@@ -141,7 +142,7 @@ async def test_a_zombie_that_was_succeeded_before_it_asked_has_no_external_effec
 
 async def test_an_external_call_whose_environment_was_lost_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody died: the answer alone is missing. A call without such an effect is simply made again."""
-    monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(calls, "RETRY_PAUSE_S", 0.0)
     for name, again in ((DEPLOY, False), ("read_file", True)):
         environment, asked = FolderEnvironment(), list[str]()
 

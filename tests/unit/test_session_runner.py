@@ -16,6 +16,7 @@ from support.session_world import (
     turn,
 )
 
+from odradek.actors.session import calls
 from odradek.actors.session import runner as runner_module
 from odradek.actors.session.state import SessionFold
 from odradek.streams.codec import read_i32
@@ -155,7 +156,7 @@ async def test_a_call_without_a_logged_result_runs_in_the_workspace_before_it() 
 
 
 async def test_a_lost_sandbox_is_rebuilt_from_the_logged_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(calls, "RETRY_PAUSE_S", 0.0)
     environment = FolderEnvironment()
 
     def lose_before_last_read(call: object) -> None:
@@ -177,12 +178,12 @@ async def test_a_lost_sandbox_is_rebuilt_from_the_logged_deltas(monkeypatch: pyt
 async def test_a_fault_of_ours_is_retried_then_logged_as_failed_never_a_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(calls, "RETRY_PAUSE_S", 0.0)
     model = ScriptedModel([DONE], fail=3)
     journal = MemoryJournal()
     await runner(journal, model, FolderEnvironment(), spec()).run()
     assert isinstance(journal.bodies()[-1], SessionCompleted) and len(model.asked) == 4
-    monkeypatch.setattr(runner_module, "INFRA_DEADLINE_S", 0.0)
+    monkeypatch.setattr(calls, "INFRA_DEADLINE_S", 0.0)
     journal = MemoryJournal()
     environment = FolderEnvironment(lose_next=1_000_000)
     await runner(journal, ScriptedModel([turn(T, READ)]), environment, spec({"a.py": ""})).run()
