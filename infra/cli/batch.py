@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CODES, Context, command_options
+from odradek.infra.cli.figures import STEP
 from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.errors import UsageError
 
@@ -82,7 +83,7 @@ def _line(row: Listed) -> str:
     return f"{row.batch_id}  {row.lane} {row.ordinal:4d}  {row.at:<16} {size:<26} {made}"
 
 
-@command.command
+@command.command(epilog=STEP)
 @click.argument("batch_id", metavar="ID")
 @click.option("--events", is_flag=True, help="Name every event of every member.")
 @command_options

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import CaseFailed, Context, command_options
+from odradek.infra.cli.figures import GROUPS
 from odradek.infra.cli.guard import guarded
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from odradek.infra.demo.run import DemoOutcome
 
 
-@click.command
+@click.command(epilog=GROUPS)
 @command_options
 @click.option("--keep", is_flag=True, help="Leave the services and actors running at the end.")
 @click.option("--bench", is_flag=True, help="Three seeds, larger sets, greedy as well; prints the mean gain.")

@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from odradek.infra.cli.context import Context, command_options
+from odradek.infra.cli.figures import GROUPS
 
 
-@click.command
+@click.command(epilog=GROUPS)
 @command_options
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("odradek-report.html"), show_default=True,
@@ -23,6 +24,7 @@ def command(context: Context, out: Path, lane: str | None) -> None:
 
     Solve rate and reward against weight version and against compute, held-out rates with intervals, how the agent
     works, utilisation over time, what was trained on and what was not and why, events by type. Needs the broker only.
+    Of a batch's step: clipped is clip_fraction and sampler gap is gap_mean (odradek batch explain --help).
     """
     from odradek.infra.cli.log import opened_log, run
     from odradek.infra.errors import UsageError

@@ -1,4 +1,5 @@
-"""`odradek task`: publish task directories and files as events, cancel them, check them in a real sandbox."""
+"""`odradek task`: publish task directories and files as events, cancel them, list what became of them, check them in a
+real sandbox."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import msgspec
 
 from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
 from odradek.infra.cli.log import Say, opened_log, run, store_trees
+from odradek.infra.cli.task_list import list_tasks
 from odradek.infra.errors import UsageError
 
 SOURCE = "odradek-cli"
@@ -45,7 +47,10 @@ def _topic(context: Context, tenant: str) -> str:
 
 @click.group(epilog=EXIT_CODES)
 def command() -> None:
-    """Publish, cancel or check tasks."""
+    """Publish, cancel, list or check tasks."""
+
+
+command.add_command(list_tasks)
 
 
 @command.command

@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from odradek.infra.cli.context import EXIT_CODES, Context, command_options
+from odradek.infra.cli.figures import STEP
 from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.errors import UsageError
 
@@ -93,7 +94,7 @@ def unpin(context: Context, policy: str | None, reason: str) -> None:
     _decide(context, policy, None, lambda name: VersionPinned(policy=name, version=None, reason=reason))
 
 
-@command.command
+@command.command(epilog=STEP)
 @_version
 @_policy
 @click.option("--sessions", is_flag=True, help="Name every session.")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Iterator
+from typing import get_args
 
 import click
 import pytest
 from support.cli import Cli
 
+from odradek.actors.trainer.step import StepReport
 from odradek.infra.cli.main import COMMANDS, root
+from odradek.streams.events.groups import DiscardReason
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -50,6 +53,16 @@ def test_an_empty_session_id_is_wrong_usage_and_not_the_beginning_of_all(capsys:
         for empty in ("", " "):
             done = cli(*command.split(), empty)
             assert done.code == 2 and "is empty: say which one" in done.err
+
+
+def test_the_help_says_what_each_figure_means_that_a_command_prints() -> None:
+    """Docstrings are for who reads the code."""
+    for name in ("batch explain", "weights explain"):
+        told = ALL[name].epilog or ""
+        assert [field for field in StepReport.__struct_fields__ if field not in told] == []
+    for name in ("report", "demo"):
+        told = ALL[name].epilog or ""
+        assert [reason for reason in get_args(DiscardReason) if reason not in told] == []
 
 
 def test_the_table_names_what_the_build_has() -> None:
