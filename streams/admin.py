@@ -1,4 +1,4 @@
-"""Creates the declared topics and reports drift. Idempotent; run once at deployment (`odradek up` does it).
+"""Creates the declared topics and refuses drift. Idempotent; run once at deployment (`odradek up` does it).
 
 It never changes or deletes what exists: a topic in another shape than declared is `TopicDrift`, for a person to settle.
 """
@@ -97,21 +97,6 @@ def _is_declared(bare: str) -> bool:
     except UnknownTopic:
         return False
     return True
-
-
-async def drift(config: KafkaConfig, tenants: Iterable[str] = ()) -> list[Difference]:
-    """Every difference between the declared table and the broker; a missing topic is one too."""
-    wanted = _wanted(tenants)
-    client = AIOKafkaAdminClient(**config.client_options())
-    await clients.start(config, client)
-    try:
-        async with clients.guarded(config, "describing topics", "", config.request_timeout_s):
-            existing = set(await client.list_topics())
-            present = {name: row for name, row in wanted.items() if config.name(name) in existing}
-            gone = [Difference(name, "topic", "to exist", "missing") for name in wanted if name not in present]
-            return gone + await _differences(client, config, present)
-    finally:
-        await clients.stop(client)
 
 
 async def _create(client: AIOKafkaAdminClient, config: KafkaConfig, rows: dict[str, Topic]) -> None:

@@ -32,7 +32,6 @@ from odradek.actors.session.ports import Call, CallOutcome, EnvironmentInfo, Wor
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import TOOLS, run_call
 from odradek.actors.tools.sandbox_workspace import SandboxWorkspace
-from odradek.actors.tools.spec import ToolState
 from odradek.sandbox_images.store import ImageStore
 from odradek.streams.events.sessions import WorkspaceDelta
 from odradek.streams.faults import reach
@@ -55,7 +54,6 @@ class _Place:
     sandbox: Sandbox
     workspace: SandboxWorkspace
     start: WorkspaceStart
-    state: ToolState = field(default_factory=ToolState)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     skipped: set[str] = field(default_factory=set)
     """What no delta could carry and an event has named."""
@@ -84,7 +82,7 @@ class EnvironmentActor:
         self._driver = ns_driver(self._deployment, self._name, self._images)
         self._blobs = blobs_of(self._deployment)
         self._factory = SandboxFactory(self._driver, self._images, self._blobs)
-        await asyncio.to_thread(self._factory.image_digest, "demo")
+        await self._factory.image_digest("demo")
         await self._driver.start()
 
     # -- Ray's methods -----------------------------------------------------------------------------------------
@@ -135,7 +133,7 @@ class EnvironmentActor:
             raise SandboxSucceededError(f"session {session_id}: epoch {epoch} was succeeded while its sandbox was made")
         await self._end(session_id)  # the same owner asked twice: its first request took too long for it
         self._places[session_id] = _Place(epoch, sandbox, SandboxWorkspace(sandbox, epoch), start)
-        return EnvironmentInfo(sandbox.sandbox_id, "ns", self._factory.image_digest(start.image))
+        return EnvironmentInfo(sandbox.sandbox_id, "ns", await self._factory.image_digest(start.image))
 
     async def _run_calls(
         self, session_id: str, epoch: int, calls: Sequence[Call], tool_seconds: float
@@ -181,7 +179,7 @@ class EnvironmentActor:
         began = time.monotonic()
         slot = self._running if call.name == COMMAND and not place.start.production else nullcontext()
         async with slot:
-            outcome = await run_call(place.workspace, call.name, call.arguments, limits, place.state)
+            outcome = await run_call(place.workspace, call.name, call.arguments, limits)
         return CallOutcome(outcome.text, outcome.is_error, None, (time.monotonic() - began) * 1000, outcome.redactions)
 
     async def _close(self, session_id: str, epoch: int) -> None:

@@ -21,9 +21,10 @@ from odradek.actors.environment.logged import from_logged
 from odradek.actors.environment.ns import NsDriver
 from odradek.actors.environment.ns.admission import NsConfig
 from odradek.actors.environment.protocol import ExecRequest, Limit, Limits, Sandbox, SandboxSpec
+from odradek.actors.environment.setup import setup_runner
 from odradek.actors.runtime.deployment import Deployment
 from odradek.actors.session.ports import WorkspaceStart
-from odradek.sandbox_images.builder import build
+from odradek.sandbox_images.builder import SetupRunner, build
 from odradek.sandbox_images.errors import ImageError
 from odradek.sandbox_images.recipe import RECIPES, load_recipe
 from odradek.sandbox_images.store import ImageStore
@@ -80,24 +81,28 @@ class SandboxFactory:
         self._images = images
         self._blobs = blobs
         self._digests: dict[str, str] = {}
+        self._building = asyncio.Lock()
         self._trees: dict[str, str] = {}
 
-    def image_digest(self, name: str) -> str:
+    async def image_digest(self, name: str) -> str:
         """The digest of an image by name (a shipped recipe, built on first use) or by digest. Raises `SandboxSpecError`
         for an image that is not to be had here: asking again would not bring it."""
         if name not in self._digests:
             if not IMAGE_NAME.fullmatch(name):
                 raise SandboxSpecError(f"image {name[:SHOWN]!r} is no name and no digest of an image")
-            try:
-                self._digests[name] = self._found(name)
-            except ImageError as error:
-                raise SandboxSpecError(f"image {name!r}: {error}") from error
+            run_setup = setup_runner(self.driver, asyncio.get_running_loop())
+            async with self._building:
+                try:
+                    if name not in self._digests:
+                        self._digests[name] = await asyncio.to_thread(self._found, name, run_setup)
+                except ImageError as error:
+                    raise SandboxSpecError(f"image {name!r}: {error}") from error
         return self._digests[name]
 
-    def _found(self, name: str) -> str:
+    def _found(self, name: str, run_setup: SetupRunner) -> str:
         recipe = RECIPES / f"{name}.toml"
         if recipe.is_file():
-            return build(load_recipe(recipe), self._images)
+            return build(load_recipe(recipe), self._images, run_setup)
         self._images.image(name)
         return name
 
@@ -123,7 +128,7 @@ class SandboxFactory:
         layers = (await self._layer(start),) if (start.files and not alone) or start.files_ref is not None else ()
         sandbox = await self.driver.create(
             SandboxSpec(
-                image=self.image_digest(start.image),
+                image=await self.image_digest(start.image),
                 layers=layers,
                 limits=LIMITS,
                 lifetime_s=LIFETIME_S,

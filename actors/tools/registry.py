@@ -25,7 +25,7 @@ from odradek.actors.tools.arguments import parse
 from odradek.actors.tools.errors import ToolError, UnknownTool
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.redact import MARK, redact
-from odradek.actors.tools.spec import Answer, Context, Display, Effect, ToolOutcome, ToolSpec, ToolState
+from odradek.actors.tools.spec import Answer, Context, Display, Effect, ToolOutcome, ToolSpec
 from odradek.actors.tools.text import utf8_prefix
 from odradek.actors.tools.workspace import Workspace
 
@@ -53,7 +53,6 @@ async def run_call(
     name: str,
     arguments: Mapping[str, str],
     limits: Limits,
-    state: ToolState,
     on_output: Callable[[str], None] | None = None,
 ) -> ToolOutcome:
     """The result of one call; raises nothing but `SandboxError` (and cancellation)."""
@@ -63,7 +62,7 @@ async def run_call(
         if spec is None:
             raise UnknownTool(f"there is no tool {name[:80]!r}; there are {', '.join(TOOLS)}")
         parsed = parse(name, spec.arguments, arguments)
-        answer = await spec.run(Context(workspace, limits, state, on_output), parsed)
+        answer = await spec.run(Context(workspace, limits, on_output), parsed)
         return _outcome(answer, effect, limits)
     except SandboxError:
         raise

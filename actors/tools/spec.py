@@ -40,18 +40,11 @@ class Todo(msgspec.Struct, frozen=True):
     status: str
 
 
-class ToolState(msgspec.Struct):
-    """What tools remember between calls of one session; nothing that the log lacks."""
-
-    todos: list[Todo] = []
-
-
 class Context(msgspec.Struct, frozen=True):
     """Everything a call may touch."""
 
     workspace: Workspace
     limits: Limits
-    state: ToolState
     on_output: Callable[[str], None] | None = None
     """Takes a command's output as it comes, for a person watching; already redacted."""
 

@@ -82,7 +82,7 @@ async def check_tasks(specs: Sequence[TaskSpec], runs: int, root: Path, tell: Ca
         results = []
         for number, spec in enumerate(specs, 1):
             tell(f"{spec.name}, {number} of {len(specs)}")
-            await asyncio.to_thread(factory.image_digest, spec.image)
+            await factory.image_digest(spec.image)
             if not spec.inline:
                 await blobs.put(spec.tar())
             results.append(await check_task(spec, runs, factory))

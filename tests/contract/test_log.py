@@ -64,7 +64,6 @@ async def reasons(records: AsyncIterator[Record]) -> list[int]:
 class TestAdmin:
     async def test_creating_twice_creates_once(self, kafka_config: KafkaConfig) -> None:
         assert await admin.ensure_topics(kafka_config) == []
-        assert await admin.drift(kafka_config) == []
 
     async def test_a_tenant_gets_open_topics_of_its_own(self, fresh_config: KafkaConfig) -> None:
         assert await admin.ensure_topics(fresh_config, ["acme"]) == ["tasks.v1.acme", "feedback.v1.acme"]

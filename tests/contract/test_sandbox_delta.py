@@ -14,8 +14,11 @@ from odradek.actors.environment.delta import Delta, compose
 from odradek.actors.environment.errors import SandboxPathError
 from odradek.actors.environment.ns.driver import NsDriver
 from odradek.actors.environment.protocol import ExecRequest, Sandbox, SandboxSpec
-from odradek.actors.environment.rebuild import workspace_rebuild
+from odradek.actors.environment.start import SandboxFactory
+from odradek.actors.session.ports import WorkspaceStart
 from odradek.sandbox_images.store import ImageStore
+from odradek.streams.blobs import BlobStore, S3Config, S3Store
+from odradek.streams.events.sessions import FileChange, WorkspaceDelta
 
 __all__ = ["demo_spec", "sandbox_images"]
 
@@ -104,8 +107,8 @@ async def _rebuilds(
             made.insert(0, fork)
     deltas.append(await made[0].diff(incremental=True))
     whole = await made[0].diff()
-    made.append(await workspace_rebuild(driver, spec.image, spec.layers, [whole]))
-    made.append(await workspace_rebuild(driver, spec.image, spec.layers, deltas))
+    made.append(await _rebuilt(driver, spec, [whole]))
+    made.append(await _rebuilt(driver, spec, deltas))
     step_by_step = await driver.create(spec)
     for delta in deltas:
         await step_by_step.apply(delta)
@@ -118,6 +121,14 @@ async def _rebuilds(
     for sandbox in made:
         await sandbox.destroy()
     assert compose([whole]).entries == whole.entries
+
+
+async def _rebuilt(driver: NsDriver, spec: SandboxSpec, deltas: list[Delta]) -> Sandbox:
+    """As `SandboxFactory.open` does it."""
+    sandbox = await driver.create(spec)
+    await sandbox.apply(compose(deltas))
+    await sandbox.diff(incremental=True)
+    return sandbox
 
 
 async def _tree(sandbox: Sandbox) -> dict[str, tuple[str, int, bytes]]:
@@ -135,12 +146,12 @@ async def _tree(sandbox: Sandbox) -> dict[str, tuple[str, int, bytes]]:
 async def test_rebuild_that_fails_leaves_no_sandbox(
     tmp_path: Path, sandbox_images: ImageStore, demo_spec: SandboxSpec
 ) -> None:
-    from odradek.actors.environment.delta import DeltaEntry
-
     driver = NsDriver(tmp_path / "state", sandbox_images)
     await driver.start()
-    bad = Delta((DeltaEntry("readme.md/below", "file", 0o644, content=b""),))
+    factory = SandboxFactory(driver, sandbox_images, BlobStore(S3Store(S3Config(endpoint="", bucket="none"))))
+    bad = WorkspaceDelta(changes=[FileChange(path="readme.md/below", kind="file", content=b"")])
+    start = WorkspaceStart(demo_spec.image, {"readme.md": b"x"})
     with pytest.raises(SandboxPathError):
-        await workspace_rebuild(driver, demo_spec.image, demo_spec.layers, [bad])
+        await factory.open(start, [bad], "rebuilt")
     assert await driver.list() == ()
     await driver.close()

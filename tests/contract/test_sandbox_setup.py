@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from odradek.actors.environment import start
+from odradek.actors.environment.errors import SandboxSpecError
 from odradek.actors.environment.ns.driver import NsDriver
 from odradek.actors.environment.protocol import ExecRequest, SandboxSpec
 from odradek.actors.environment.setup import run_setup, setup_runner
+from odradek.actors.session.ports import WorkspaceStart
 from odradek.sandbox_images.builder import build
 from odradek.sandbox_images.errors import RecipeError
 from odradek.sandbox_images.recipe import Recipe
 from odradek.sandbox_images.store import Image, ImageStore
+from odradek.streams.blobs import BlobStore, S3Config, S3Store
 
 pytestmark = pytest.mark.contract
 
@@ -36,6 +40,25 @@ async def test_what_set_up_makes_is_in_the_image(driver: NsDriver) -> None:
     assert result.stdout == "made\n700\nout/empty\n"
     assert [entry.path for entry in (await sandbox.diff()).entries] == ["out/me"]
     assert await asyncio.to_thread(build, recipe, driver.images, run) == image
+
+
+async def test_a_session_has_what_the_set_up_of_its_image_s_recipe_made(
+    driver: NsDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Built on first use, by whoever opens a sandbox of it; a set-up that fails is the image's fault, by name."""
+    recipes = {"made": "echo made > file", "broken": "exit 3"}
+    for name, command in recipes.items():
+        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\npackages = ["shell"]\nsetup = ["{command}"]\n')
+    monkeypatch.setattr(start, "RECIPES", tmp_path)
+    blobs = BlobStore(S3Store(S3Config(endpoint="", bucket="none")))
+    factory = start.SandboxFactory(driver, driver.images, blobs)
+    opening = [factory.open(WorkspaceStart("made", {}), [], f"session-{number}") for number in range(2)]
+    for sandbox in await asyncio.gather(*opening):
+        assert await sandbox.read("file") == b"made\n"
+        await sandbox.destroy()
+    with pytest.raises(SandboxSpecError, match="image 'broken': set-up command 'exit 3' ended with 3"):
+        await factory.open(WorkspaceStart("broken", {}), [], "session")
+    assert await driver.list() == ()
 
 
 async def test_set_up_that_fails_is_refused(driver: NsDriver) -> None:

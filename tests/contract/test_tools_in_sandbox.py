@@ -13,7 +13,6 @@ from odradek.actors.environment.protocol import Sandbox, SandboxSpec
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import run_call
 from odradek.actors.tools.sandbox_workspace import SandboxWorkspace
-from odradek.actors.tools.spec import ToolState
 from odradek.sandbox_images.builder import build
 from odradek.sandbox_images.recipe import Recipe
 from odradek.sandbox_images.store import ImageStore
@@ -80,4 +79,4 @@ class TestToolsInSandbox(ToolsContract):
             ("run_terminal", {"command": "true", "background": "true"}),
         ]:
             with pytest.raises(SandboxInfraError):
-                await run_call(workspace, name, arguments, Limits(), ToolState())
+                await run_call(workspace, name, arguments, Limits())

@@ -12,7 +12,7 @@ from support.waiting import eventually
 
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import run_call
-from odradek.actors.tools.spec import ToolOutcome, ToolState
+from odradek.actors.tools.spec import ToolOutcome
 from odradek.actors.tools.workspace import Workspace
 
 OUTSIDE_TEXT = b"beyond the workspace\n"
@@ -22,7 +22,7 @@ class ToolsContract:
     """Every row runs through `run_call`, as a session does."""
 
     async def call(self, workspace: Workspace, name: str, /, **arguments: str) -> ToolOutcome:
-        return await run_call(workspace, name, arguments, Limits(), ToolState())
+        return await run_call(workspace, name, arguments, Limits())
 
     async def text(self, workspace: Workspace, name: str, /, **arguments: str) -> str:
         return (await self.call(workspace, name, **arguments)).text
@@ -225,9 +225,7 @@ class ToolsContract:
             seen.set()
 
         command = {"command": "echo first; while ! test -e go; do sleep 0.05; done; echo second"}
-        running = asyncio.create_task(
-            run_call(workspace, "run_terminal", command, Limits(), ToolState(), on_output=on_output)
-        )
+        running = asyncio.create_task(run_call(workspace, "run_terminal", command, Limits(), on_output=on_output))
         await asyncio.wait_for(seen.wait(), 60)
         assert pieces == ["first\n"]
         await workspace.write("go", b"")
@@ -238,9 +236,7 @@ class ToolsContract:
         """benchflow #537: secrets outside two known shapes reach trajectories."""
         command = "export " + " ".join([*SECRETS, *LOOK_ALIKES]) + "; env"
         streamed: list[str] = []
-        outcome = await run_call(
-            workspace, "run_terminal", {"command": command}, Limits(), ToolState(), on_output=streamed.append
-        )
+        outcome = await run_call(workspace, "run_terminal", {"command": command}, Limits(), on_output=streamed.append)
         assert outcome.display is not None
         for shown in (outcome.text, "".join(streamed), outcome.display.body):
             for secret in SECRETS:

@@ -10,7 +10,6 @@ from support.local_workspace import LocalWorkspace
 from odradek.actors.policy.template import Call
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import run_call
-from odradek.actors.tools.spec import ToolState
 from odradek.infra.demo.demonstrations.emulation import EmulatedWorkspace
 from odradek.infra.demo.demonstrations.scripted import TEST, Habits, demonstration, edit, read
 from odradek.infra.demo.demonstrations.stream import shipped_template
@@ -34,7 +33,7 @@ async def real_outputs(folder: Path, task: DemoTask, calls: list[Call]) -> list[
         arguments = dict(call.arguments)
         if call == TEST:  # the demo's image has `python` and writes no byte code; this machine may do neither
             arguments["command"] = f"{sys.executable} -B test.py"
-        outcome = await run_call(workspace, call.name, arguments, Limits(), ToolState())
+        outcome = await run_call(workspace, call.name, arguments, Limits())
         assert outcome.is_error == outcome.text.startswith("error: ")
         outputs.append(outcome.text)
     await workspace.close()

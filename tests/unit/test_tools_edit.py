@@ -10,7 +10,7 @@ from unidiff.patch import PatchSet
 from odradek.actors.tools.diff import COMPARED_LINES, unified
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import run_call
-from odradek.actors.tools.spec import ToolOutcome, ToolState
+from odradek.actors.tools.spec import ToolOutcome
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def workspace(tmp_path: Path) -> LocalWorkspace:
 
 
 async def call(workspace: LocalWorkspace, name: str, /, **arguments: str) -> ToolOutcome:
-    return await run_call(workspace, name, arguments, Limits(), ToolState())
+    return await run_call(workspace, name, arguments, Limits())
 
 
 async def edit(workspace: LocalWorkspace, old: str, new: str, path: str = "f") -> ToolOutcome:

@@ -8,11 +8,10 @@ from support.local_workspace import LocalWorkspace
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.python_lint import lint
 from odradek.actors.tools.registry import run_call
-from odradek.actors.tools.spec import ToolState
 
 
 async def lints(root: Path, **arguments: str) -> str:
-    return (await run_call(LocalWorkspace(root), "read_lints", arguments, Limits(), ToolState())).text
+    return (await run_call(LocalWorkspace(root), "read_lints", arguments, Limits())).text
 
 
 @pytest.mark.parametrize(

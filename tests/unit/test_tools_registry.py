@@ -12,11 +12,11 @@ from odradek.actors.environment.errors import SandboxInfraError
 from odradek.actors.tools import registry
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import TOOLS, run_call
-from odradek.actors.tools.spec import Answer, Context, ToolOutcome, ToolState
+from odradek.actors.tools.spec import Answer, Context, ToolOutcome
 
 
-async def call(root: Path, name: str, state: ToolState | None = None, /, **arguments: str) -> ToolOutcome:
-    return await run_call(LocalWorkspace(root), name, arguments, Limits(), state or ToolState())
+async def call(root: Path, name: str, /, **arguments: str) -> ToolOutcome:
+    return await run_call(LocalWorkspace(root), name, arguments, Limits())
 
 
 def test_the_ten_tools_declare_schema_and_effect() -> None:
@@ -73,7 +73,7 @@ def test_a_schema_accepts_what_the_tool_accepts(tool: str, arguments: dict[str, 
 async def test_a_bad_call_is_answered_with_what_would_be_right(
     tmp_path: Path, name: str, arguments: dict[str, str], says: str
 ) -> None:
-    outcome = await run_call(LocalWorkspace(tmp_path), name, arguments, Limits(), ToolState())
+    outcome = await run_call(LocalWorkspace(tmp_path), name, arguments, Limits())
     assert outcome.is_error
     assert outcome.text.startswith("error: ")
     assert says in outcome.text
@@ -132,9 +132,7 @@ async def test_a_secret_leaves_a_call_neither_as_text_nor_as_error_nor_on_a_pers
     (tmp_path / "other.txt").write_text("nothing\n")
     (tmp_path / f"of {SECRET}").touch()
     streamed: list[str] = []
-    outcome = await run_call(
-        LocalWorkspace(tmp_path), name, arguments, Limits(), ToolState(), on_output=streamed.append
-    )
+    outcome = await run_call(LocalWorkspace(tmp_path), name, arguments, Limits(), on_output=streamed.append)
     shown = [outcome.text, *streamed]
     shown += [outcome.display.title, outcome.display.body] if outcome.display is not None else []
     assert not any(SECRET in text for text in shown)
@@ -149,25 +147,24 @@ async def test_a_failure_of_the_environment_is_no_result(tmp_path: Path) -> None
             raise SandboxInfraError("host lost")
 
     with pytest.raises(SandboxInfraError):
-        await run_call(Broken(tmp_path), "read_file", {"path": "a"}, Limits(), ToolState())
+        await run_call(Broken(tmp_path), "read_file", {"path": "a"}, Limits())
 
 
 async def test_a_vanished_host_directory_is_the_environments_failure(tmp_path: Path) -> None:
     workspace = LocalWorkspace(tmp_path / "gone")
     for name, arguments in [("list_dir", {}), ("read_file", {"path": "a"}), ("run_terminal", {"command": "true"})]:
         with pytest.raises(SandboxInfraError):
-            await run_call(workspace, name, arguments, Limits(), ToolState())
+            await run_call(workspace, name, arguments, Limits())
 
 
 async def test_todo_items_without_ids_get_distinct_ones(tmp_path: Path) -> None:
     """hermes-agent PR 89574: items without an id collapse to the last one."""
-    state = ToolState()
     items = '[{"id": "", "content": "a"}, {"id": "  ", "content": "b"}, {"content": "c", "status": "completed"}]'
-    outcome = await call(tmp_path, "todo_write", state, items=items)
+    outcome = await call(tmp_path, "todo_write", items=items)
     stored = msgspec.json.decode(outcome.text)
     assert [item["content"] for item in stored] == ["a", "b", "c"]
     assert len({item["id"] for item in stored}) == 3
-    assert [todo.status for todo in state.todos] == ["pending", "pending", "completed"]
+    assert [item["status"] for item in stored] == ["pending", "pending", "completed"]
 
 
 async def test_given_ids_are_kept_and_a_repeated_one_is_replaced(tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ from odradek.actors.tools.helper import Helper, HelperLost, HelperRefused
 from odradek.actors.tools.limits import Limits
 from odradek.actors.tools.registry import run_call
 from odradek.actors.tools.semantic_search import FIRST_LINE
-from odradek.actors.tools.spec import ToolState
 
 SMALL = Limits(output_bytes=200, read_lines=5, line_chars=40, hits=4, pattern_seconds=0.5)
 
 
 async def text(root: Path, name: str, limits: Limits | None = None, /, **arguments: str) -> str:
-    outcome = await run_call(LocalWorkspace(root), name, arguments, limits or Limits(), ToolState())
+    outcome = await run_call(LocalWorkspace(root), name, arguments, limits or Limits())
     assert outcome.is_error == outcome.text.startswith("error: ")
     return outcome.text
 
