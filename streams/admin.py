@@ -91,6 +91,17 @@ async def existing(config: KafkaConfig) -> list[str]:
     return sorted(name for name in names if _is_declared(name))
 
 
+async def cluster_id(config: KafkaConfig) -> str:
+    """The broker's own name for its cluster: another one, or one that was made anew, has another."""
+    client = AIOKafkaAdminClient(**config.client_options())
+    await clients.start(config, client)
+    try:
+        async with clients.guarded(config, "describing the cluster", "", config.request_timeout_s):
+            return str((await client.describe_cluster())["cluster_id"])
+    finally:
+        await clients.stop(client)
+
+
 def _is_declared(bare: str) -> bool:
     try:
         topics.declared(bare)

@@ -35,10 +35,13 @@ POINTS = (
     "erasure.objects_removed",
     "erasure.before_done",
     "erasure.after_done",
+    "snapshot.written",
+    "snapshot.placed",
 )
 """`before_commit` stands inside the open transaction, after its events were sent; `after_commit` before anything else
 is done with the result. `trainer.after_publish`: the manifest is put, no transaction is open. The environment's two
-stand where something exists or has happened that the log does not know yet. Erasure's stand between its steps."""
+stand where something exists or has happened that the log does not know yet. Erasure's stand between its steps, a
+snapshot's before and after its rename."""
 
 Action = Callable[[], Awaitable[None]]
 

@@ -13,6 +13,8 @@ state at an offset is a function of the records before it, so that a restarted h
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from odradek.streams.events.groups import (
     GroupDiscarded,
     GroupEvent,
@@ -26,13 +28,14 @@ _Group = tuple[str, str]
 """Lane and group: lanes share a partition, and an id of one says nothing about another."""
 
 
+@dataclass(slots=True)
 class GroupRule:
     """Folds the records of any number of lanes, each in log order, into accepted or ignored."""
 
-    def __init__(self) -> None:
-        self.ignored = 0
-        self._open: dict[_Group, list[str]] = {}
-        self._ended: set[_Group] = set()
+    ignored: int = 0
+    open: dict[_Group, list[str]] = field(default_factory=dict)
+    """The members of each open group."""
+    ended: set[_Group] = field(default_factory=set)
 
     def accepts(self, event: GroupEvent) -> bool:
         """Whether this record counts; updates the rule's state."""
@@ -45,12 +48,12 @@ class GroupRule:
         if isinstance(event, LaneConfigured):
             return True
         group = (event.lane, event.group_id)
-        members = self._open.get(group)
+        members = self.open.get(group)
         match event:
             case GroupOpened():
-                if members is not None or group in self._ended or len(set(event.sessions)) != len(event.sessions):
+                if members is not None or group in self.ended or len(set(event.sessions)) != len(event.sessions):
                     return False
-                self._open[group] = list(event.sessions)
+                self.open[group] = list(event.sessions)
                 return True
             case MemberReplaced():
                 if members is None or event.lost_session not in members or event.new_session in members:
@@ -61,8 +64,8 @@ class GroupRule:
                 if members is None or [member.session_id for member in event.members] != members:
                     return False
             case GroupDiscarded():
-                if group in self._ended:
+                if group in self.ended:
                     return False
-        self._open.pop(group, None)
-        self._ended.add(group)
+        self.open.pop(group, None)
+        self.ended.add(group)
         return True

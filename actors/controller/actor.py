@@ -6,8 +6,9 @@ in one transaction a tick under one transactional id (a controller that another 
 stands down: it stays up, places nothing, says so in `state`, so that exactly one goes on); waits
 for session actors (`STATUS_TIMEOUT_S`), the broker (the log's deadlines); unblocked by whatever arrives or by the tick.
 
-Start-up folds the log: its own decisions, then what other topics say since; then it hands over every member without a
-verdict. Group ids, member ids and hosts are deterministic, so doing this twice does nothing twice.
+Start-up folds the log, from a snapshot where there is a good one (`past.py`): its own decisions, then what other topics
+say since; then it hands over every member without a verdict. Group ids, member ids and hosts are deterministic, so
+doing this twice does nothing twice.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import UTC, datetime
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ import ray.exceptions
 from odradek.actors.controller.core import EVAL_LANE, Controller, Placement
 from odradek.actors.controller.identity import sampling_seed
 from odradek.actors.controller.letters import Letters
+from odradek.actors.controller.past import Memory
 from odradek.actors.controller.placement import Placer, host_of
 from odradek.actors.runtime.deployment import Deployment, actor_handle
 from odradek.actors.runtime.loop import LoopThread
@@ -107,11 +107,12 @@ class ControllerActor:
         self._log = EventLog(self._deployment.kafka)
         await self._log.start()
         self._letters = Letters(self._log, self._core, NAME)
+        self._memory = Memory(self._log, self._deployment)
         lanes = [self._deployment.lane.lane, EVAL_LANE]
         outputs = [(topics.GROUPS.name, topics.GROUPS.partition_of(lane)) for lane in lanes]
         async with Stage(self._log, NAME, [*outputs, (topics.WEIGHTS_CURRENT.name, 0)]) as stage:
             self._stage = stage
-            starts = await self._recover(outputs)
+            starts = await self._recover()
             if self._configured != self._deployment.lane:
                 await self._commit([self._deployment.lane], [])
             self._hosts = [
@@ -122,37 +123,17 @@ class ControllerActor:
                     group.create_task(self._follow(topic, start))
                 group.create_task(self._work())
 
-    async def _recover(self, outputs: list[tuple[str, int]]) -> dict[str, dict[int, int]]:
+    async def _recover(self) -> dict[str, dict[int, int]]:
         """Fold its own past; returns where to follow each input from."""
-        lane = self._deployment.lane
-        low = {
-            name: list(offsets) for name, offsets in [(topics.TASKS.name, lane.tasks_low), *lane.tenants_low.items()]
-        }
-        oldest_open: dict[str, int] = {}
-        decided = await self._log.stable_ends(topics.GROUPS.name, [number for _, number in outputs])
-        for topic, number in outputs:
-            async for record in self._readable(topic, number, decided[number]):
-                body = record.event.body
-                self._core.apply_group(record.ref.offset, body, record.timestamp_ms)
-                if isinstance(body, LaneConfigured) and body.lane == lane.lane:
-                    self._configured = body
-                elif isinstance(body, GroupOpened) and body.policy == lane.policy:
-                    oldest_open[body.group_id] = record.timestamp_ms
-                    for name, offsets in [(topics.TASKS.name, body.tasks_low), *body.tenants_low.items()]:
-                        known = low.get(name, [])
-                        low[name] = [max(pair) for pair in zip_longest(known, offsets, fillvalue=0)]
-        self._core.recovered()
-        self._core.endings.forget(int(time.time() * 1000))
-        async for record in self._readable(topics.WEIGHTS_CURRENT.name, 0):
-            self._core.on_current(record.event.body)
-        waiting = {*self._core.groups, *(one.group.opened.group_id for one in self._core.endings)}
-        since = min((oldest_open[group] for group in waiting), default=None)
+        past = await self._memory.recall(self._core)
+        await past.advance(self._log, self._letters.set_aside, int(time.time() * 1000))
+        self._memory.unsaved = past.folded
+        self._configured = past.configured
         return {
-            topics.GROUPS.name: decided,
-            **{name: _starts(name, low.get(name, [])) for name in await self._task_topics()},
-            topics.REWARDS.name: await self._rewards_start(since),
-            topics.WEIGHTS.name: {0: await self._log.beginning(topics.WEIGHTS.name, 0)},
-            topics.BATCHES.name: {outputs[0][1]: await self._log.beginning(topics.BATCHES.name, outputs[0][1])},
+            **{name: _starts(name, past.low.get(name, [])) for name in await self._task_topics()},
+            **{
+                one.name: past.next(one.name) for one in (topics.GROUPS, topics.REWARDS, topics.WEIGHTS, topics.BATCHES)
+            },
         }
 
     async def _task_topics(self) -> list[str]:
@@ -161,22 +142,6 @@ class ControllerActor:
         configured = {topics.TASKS.for_tenant(tenant) for tenant in self._deployment.tenants}
         there = {name for name in await existing(self._deployment.kafka) if name.startswith(f"{topics.TASKS.name}.")}
         return [topics.TASKS.name, *sorted(configured | there)]
-
-    async def _rewards_start(self, since_ms: int | None) -> dict[int, int]:
-        """No verdict of a session that is to end lies before the oldest record that opened the group of one."""
-        if since_ms is None:
-            return await self._log.stable_ends(topics.REWARDS.name)
-        return await self._log.offsets_for_time(topics.REWARDS.name, datetime.fromtimestamp(since_ms / 1000, UTC))
-
-    async def _readable(self, topic: str, number: int, end: int | None = None) -> AsyncIterator[Record]:
-        """The records of its own topics. One that can't be read is nobody's decision: to the dead letters with it."""
-        async for record in self._log.read(topic, number, await self._log.beginning(topic, number), end):
-            try:
-                _ = record.event
-            except UndecodableRecord as error:
-                await self._letters.set_aside(record, error)
-                continue
-            yield record
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -227,6 +192,7 @@ class ControllerActor:
             await self._decide()
             await self._cancel()
             await self._hand_over()
+            self._memory.turn()
             self._ready = True
 
     async def _drain(self) -> None:
@@ -275,6 +241,7 @@ class ControllerActor:
         for ref, decision in zip(refs, decisions, strict=False):
             self._written.add(ref)
             self._core.apply_group(ref.offset, decision, int(time.time() * 1000))
+        self._memory.unsaved += len(decisions)
         for change in changes:
             self._core.on_current(change)
 

@@ -107,10 +107,11 @@ class Controller:
         self.opened_count = 0
         self.assembled = 0
         self.trained = 0
-        self._rule = GroupRule()
-        self._served: dict[str, int] = {}
+        self.rule = GroupRule()
+        self.served: dict[str, int] = {}
+        self.sealed_after: list[int] = []
         self._known_members: set[str] = set()
-        self._sealed_after: list[int] = []
+        """Of open groups."""
 
     @property
     def queue(self) -> TaskQueue:
@@ -122,7 +123,7 @@ class Controller:
     def apply_group(self, offset: int, event: GroupEvent, now_ms: int = 0) -> None:
         """Fold one of its own decisions: just written, or read back at start-up, and when it was written. What does not
         count for the assembler does not count here, nor does what another lane of the same partition holds."""
-        if event.lane not in (self.lane.lane, EVAL_LANE) or not self._rule.accepts(event):
+        if event.lane not in (self.lane.lane, EVAL_LANE) or not self.rule.accepts(event):
             return
         match event:
             case LaneConfigured():
@@ -137,7 +138,7 @@ class Controller:
                 if event.lane == self.lane.lane:
                     self.backlog.record_sealed(event.mixed)
                     if event.mixed:
-                        self._sealed_after.append(offset)
+                        self.sealed_after.append(offset)
             case GroupDiscarded():
                 self._closed(event, now_ms)
                 if event.task is not None:
@@ -148,7 +149,8 @@ class Controller:
         served = event.policy == self.lane.policy  # an evaluation of another policy is for who serves that policy
         if served:
             self.groups[event.group_id] = GroupState.of(event, self.lane.spread_component)
-            self._served[tenant_of(event.task)] = self.opened_count
+            tenant = tenant_of(event.task)
+            self.served[tenant] = max(event.ordinal, self.served.get(tenant, -1))
         self.intake.opened(event, served=served)
         self.opened_count += 1
 
@@ -156,13 +158,14 @@ class Controller:
         group = self.groups.pop(event.group_id, None)
         self.tasks.pop(event.group_id, None)
         if group is not None:
+            self._known_members.difference_update(group.members)
             self.intake.closed(group.opened, event.reason)
             self.endings.closed(group, event, now_ms)
 
     def _count(self) -> None:
         lane = self.lane.lane
         self.backlog.open_groups = sum(1 for g in self.groups.values() if g.opened.lane == lane)
-        self.backlog.sealed_groups = len(self._sealed_after)
+        self.backlog.sealed_groups = len(self.sealed_after)
 
     # -- what the log says -------------------------------------------------------------------------------------
 
@@ -180,7 +183,7 @@ class Controller:
         """A record of batches.v1: how far assembly and training are."""
         if isinstance(event, BatchAssembled) and event.lane == self.lane.lane:
             self.assembled = event.ordinal + 1
-            self._sealed_after = [offset for offset in self._sealed_after if offset > event.input_offset]
+            self.sealed_after = [offset for offset in self.sealed_after if offset > event.input_offset]
         elif isinstance(event, StepCompleted) and event.lane == self.lane.lane:
             self.trained = event.step
         elif isinstance(event, IncarnationBegun) and event.lane == self.lane.lane:
@@ -236,7 +239,7 @@ class Controller:
 
     def shares(self) -> Shares:
         """What each tenant has under way."""
-        shares = Shares(served=dict(self._served))
+        shares = Shares(served=dict(self.served))
         for group in self.groups.values():
             tenant = tenant_of(group.opened.task)
             shares.sessions[tenant] = shares.sessions.get(tenant, 0) + len(group.unfinished)
@@ -283,10 +286,13 @@ class Controller:
 
     def placed(self, session: str) -> None:
         """The session was handed to an actor; from now on it may have a history."""
-        self._known_members.add(session)
+        if session not in self.endings:
+            self._known_members.add(session)
 
     def recovered(self) -> None:
-        """Start-up is over: members of groups folded so far may have been placed by a predecessor."""
+        """Start-up is over: members of groups folded so far may have been placed by a predecessor. Groups are in the
+        order of their opening again, whichever partition was read first."""
+        self.groups = dict(sorted(self.groups.items(), key=lambda item: item[1].opened.ordinal))
         for group in self.groups.values():
             self._known_members.update(group.members)
 

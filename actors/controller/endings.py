@@ -35,13 +35,13 @@ class Unended:
 class Endings:
     """See the module. Idempotent."""
 
-    _unended: dict[str, Unended] = field(default_factory=dict)
+    unended: dict[str, Unended] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Unended]:
-        return iter(self._unended.values())
+        return iter(self.unended.values())
 
     def __contains__(self, session: str) -> bool:
-        return session in self._unended
+        return session in self.unended
 
     def closed(self, group: GroupState, event: GroupSealed | GroupDiscarded, now_ms: int) -> None:
         """The group was closed; whoever of it has no verdict is still to end."""
@@ -51,12 +51,12 @@ class Endings:
             left = set(event.unfinished)
         for attempt, member in enumerate(group.members):
             if member in left:
-                self._unended[member] = Unended(member, group, attempt, now_ms)
+                self.unended[member] = Unended(member, group, attempt, now_ms)
 
     def ended(self, session: str) -> None:
         """Its verdict is on the log."""
-        self._unended.pop(session, None)
+        self.unended.pop(session, None)
 
     def forget(self, now_ms: int) -> None:
         """Drop those that nobody brought to an end in all that time."""
-        self._unended = {name: one for name, one in self._unended.items() if now_ms - one.closed_ms < REMEMBERED_MS}
+        self.unended = {name: one for name, one in self.unended.items() if now_ms - one.closed_ms < REMEMBERED_MS}

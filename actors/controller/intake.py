@@ -18,7 +18,7 @@ tests/unit/test_controller_intake.py.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from odradek.actors.controller.admission import TaskQueue, WaitingTask
@@ -68,6 +68,18 @@ class Taken:
     """Why its group was sealed or discarded."""
 
 
+@dataclass(slots=True)
+class Decided:
+    """What is known of tasks that are decided; a fold of groups.v1, as long as no task is waiting. It grows with the
+    tasks of a deployment (about a kilobyte each): a key means its task for ever."""
+
+    keys: dict[tuple[str, str], Taken] = field(default_factory=dict)
+    """By tenant and key."""
+    records: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    """By topic and partition the offsets that have their group, or their refusal, on the log."""
+    eval_digests: set[str] = field(default_factory=set)
+
+
 class Intake:
     """Idempotent for records already seen."""
 
@@ -79,11 +91,9 @@ class Intake:
         self._max_attempts = max_attempts
         self._position: dict[tuple[str, int], int] = {}
         self._waiting: dict[tuple[str, int], set[int]] = {}
-        self._settled: set[RecordRef] = set()
-        self._keys: dict[tuple[str, str], Taken] = {}
+        self.decided = Decided()
         self._cancelled: dict[tuple[str, str], dict[int, int]] = {}
         """By tenant and task id, then by partition, the last cancellation's offset."""
-        self._eval_digests: set[str] = set()
 
     # -- records -----------------------------------------------------------------------------------------------
 
@@ -98,7 +108,7 @@ class Intake:
         if isinstance(event, TaskCancelled):
             self._cancel(tenant, ref, event.task_id)
             return
-        if ref in self._settled or self.undecided(ref):
+        if ref.offset in self.decided.records.get(place, ()) or self.undecided(ref):
             return
         wrong = refusal(event, self._max_attempts) or self._unserved(event)
         if wrong is not None:
@@ -112,15 +122,15 @@ class Intake:
         digest = task_digest(event)
         key = (tenant, event.idempotency_key or event.task_id)
         content = Content(event.task_id, digest, event.purpose, event.attempts, event.budget)
-        if key in self._keys:
+        if key in self.decided.keys:
             self._repeated(ref, content, key)
             return
         if event.purpose == "eval":
-            self._eval_digests.add(digest)
-        elif digest in self._eval_digests:
+            self.decided.eval_digests.add(digest)
+        elif digest in self.decided.eval_digests:
             self._refuse(ref, "refused", f"task {event.task_id} is published for evaluation; RL on it is refused")
             return
-        self._keys[key] = Taken(ref, content)
+        self.decided.keys[key] = Taken(ref, content)
         self._waiting.setdefault(place, set()).add(ref.offset)
         self.queue.push(WaitingTask(ref, event, digest, tenant))
 
@@ -147,7 +157,7 @@ class Intake:
 
     def _repeated(self, ref: RecordRef, content: Content, key: tuple[str, str]) -> None:
         """A second task with a key: the same again, or another one that would never run."""
-        first = self._keys[key]
+        first = self.decided.keys[key]
         ours, theirs = asdict(content), asdict(first.content)
         other = [name for name in ours if ours[name] != theirs[name]]
         if other:
@@ -166,7 +176,7 @@ class Intake:
 
     def turn_away(self, task: WaitingTask, reason: DiscardReason, detail: str) -> None:
         """A task taken from the queue that can't be opened after all."""
-        self._keys.pop((task.tenant, task.task.idempotency_key or task.task.task_id), None)
+        self.decided.keys.pop((task.tenant, task.task.idempotency_key or task.task.task_id), None)
         self._refuse(task.ref, reason, detail)
 
     # -- what became of them -----------------------------------------------------------------------------------
@@ -175,21 +185,22 @@ class Intake:
         """A group was opened; `served` here, or by the controller of another policy."""
         if served:
             content = Content(event.task_id, event.task_digest, event.purpose, len(event.sessions), event.budget)
-            self._keys[_key_of(event)] = Taken(event.task, content)
+            self.decided.keys[_key_of(event)] = Taken(event.task, content)
         if event.purpose == "eval":
-            self._eval_digests.add(event.task_digest)
+            self.decided.eval_digests.add(event.task_digest)
         self.settled(event.task)
 
     def closed(self, group: GroupOpened, reason: str) -> None:
         """A group that was served here has ended."""
-        taken = self._keys.get(_key_of(group))
+        taken = self.decided.keys.get(_key_of(group))
         if taken is not None and taken.ref == group.task:
             taken.ended = reason
 
     def settled(self, task: RecordRef) -> None:
         """The record has its group, or its refusal, on the log."""
-        self._settled.add(task)
-        self._waiting.get((task.topic, task.partition), set()).discard(task.offset)
+        place = (task.topic, task.partition)
+        self.decided.records.setdefault(place, set()).add(task.offset)
+        self._waiting.get(place, set()).discard(task.offset)
 
     def cancelled(self, group: GroupOpened) -> bool:
         """Whether the group's task was cancelled by its own tenant."""

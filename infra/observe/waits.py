@@ -206,6 +206,7 @@ TABLE: Final = (
 
 NOT_WAITS: Final = frozenset(
     {
+        "actors/controller/past.py:_readable .sleep",  # of no time: others get a turn
         "actors/environment/ns/commands.py:Commands.stop .poll",  # asks for a job's output; returns at once
         "actors/environment/ns/sandbox.py:NsSandbox.poll_job .poll",
         "actors/inference/scheduler.py:Scheduler.restart .acquire",  # counts a reference to a page of keys and values

@@ -5,7 +5,9 @@ address it starts a broker of its own. The log is made up, at the demo's shape: 
 batch every 8 groups; the last `--open` sessions are in the middle of a turn. Measured, each in a fresh process state:
 - `session_host_s`: a restarted session actor is handed its sessions; until all are taken over (session.resumed);
 - `whole_topic_s`: what reading sessions.v1 from its beginning costs, for comparison: nobody does it on a restart;
-- `controller_s`: a restarted controller; until it has handed over every open member. `controller_again_s`: once more.
+- `controller_cold_s`: a controller without a snapshot, until it has handed over every open member, and what of it went
+  where (`open` the broker, `recall` a snapshot, `advance`: fold what came after it, `hand_over`);
+- `controller_s`: the same from a snapshot, several times; `snapshot_made_s`: beside its work, what making one takes.
 Ray's own restart of a process (imports: seconds) is not in these numbers. Quote them from a quiet machine only.
 """
 
@@ -18,13 +20,17 @@ import os
 import platform
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
 
 from odradek.actors.controller import actor as controller_module
+from odradek.actors.controller import past as past_module
+from odradek.actors.controller.actor import ControllerActor
 from odradek.actors.controller.identity import group_id, session_id
+from odradek.actors.controller.past import Memory, Past
 from odradek.actors.policy.template import Call, XmlTemplate
 from odradek.actors.policy.tokenizer import Tokenizer
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
@@ -58,6 +64,7 @@ from odradek.streams.events.sessions import (
 from odradek.streams.events.tasks import TaskPublished
 from odradek.streams.events.weights import VersionPublished
 from odradek.streams.log import EventLog
+from odradek.streams.transactions import Stage
 
 ATTEMPTS = 8
 GROUPS_PER_BATCH = 8
@@ -67,6 +74,8 @@ LANE = LaneConfigured(
 )
 TOKENIZER = Path(__file__).parents[2] / "infra" / "demo" / "warmstart" / "assets" / "tokenizer.json"
 TEMPLATE = XmlTemplate(Tokenizer.from_file(TOKENIZER))
+REPEATED = 3
+"""Restarts of each kind: the first one in a process also loads what later ones find loaded."""
 SESSIONS, GROUPS = topics.SESSIONS.name, topics.GROUPS.name
 
 
@@ -292,23 +301,55 @@ class _Method:
         self.remote = call
 
 
-async def controller(config: KafkaConfig, expected: int, data: Path) -> float:
-    """A controller in this process until it has handed over every member of every open group."""
+@contextmanager
+def timed(*methods: tuple[type, str]) -> Iterator[dict[str, float]]:
+    """Seconds in each of these asynchronous methods."""
+    spent: dict[str, float] = {}
+
+    def wrapped(name: str, method: Any) -> Any:
+        async def call(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return await method(*given, **named)
+            finally:
+                spent[name] = round(spent.get(name, 0.0) + time.perf_counter() - began, 3)
+
+        return call
+
+    before = [(owner, name, getattr(owner, name)) for owner, name in methods]
+    for owner, name, method in before:
+        setattr(owner, name, wrapped(name.strip("_"), method))
+    try:
+        yield spent
+    finally:
+        for owner, name, method in before:
+            setattr(owner, name, method)
+
+
+async def controller(config: KafkaConfig, expected: int, data: Path, *, snapshot: bool = False) -> dict[str, float]:
+    """A controller in this process until it has handed over every member of every open group; then, if wanted, until
+    it has made a snapshot."""
     hosts: dict[str, Host] = {}
     controller_module.actor_handle = lambda name, _namespace: hosts.setdefault(name, Host())  # type: ignore[attr-defined]
     deployment = Deployment(
         kafka=config, lane=LANE, store=ObjectStoreAddress(endpoint="", bucket="none"), data_dir=str(data),
         tokenizer_file="", warm_start_dir="", session_actors=2, log_level="WARNING",
     )  # fmt: skip
-    began = time.perf_counter()
-    actor = controller_module.ControllerActor(deployment)
-    try:
-        async with asyncio.timeout(300):
-            while sum(len(host.taken) for host in hosts.values()) < expected:  # noqa: ASYNC110 - another thread's
-                await asyncio.sleep(0.005)
-        return time.perf_counter() - began
-    finally:
-        await asyncio.to_thread(actor._loop.stop)
+    past_module.SAVE_EVERY = 1 if snapshot else 2**62
+    parts = [(Stage, "open"), (Memory, "recall"), (Past, "advance"), (ControllerActor, "_hand_over")]
+    with timed(*parts) as spent:
+        began = time.perf_counter()
+        actor = ControllerActor(deployment)
+        try:
+            async with asyncio.timeout(300):
+                while sum(len(host.taken) for host in hosts.values()) < expected:  # noqa: ASYNC110 - another thread's
+                    await asyncio.sleep(0.005)
+                found = {"s": round(time.perf_counter() - began, 2), **spent}
+                while snapshot and not list(data.glob("controller/*.snapshot")):  # noqa: ASYNC110, ASYNC240
+                    await asyncio.sleep(0.005)
+            return found | ({"snapshot_made": round(time.perf_counter() - began - found["s"], 2)} if snapshot else {})
+        finally:
+            await asyncio.to_thread(actor._loop.stop)
 
 
 async def measure(bootstrap: str, sessions: int, unfinished: int, data: Path) -> dict[str, Any]:
@@ -322,10 +363,14 @@ async def measure(bootstrap: str, sessions: int, unfinished: int, data: Path) ->
         "machine": platform.processor() or platform.machine(),
         "sessions": sessions,
         "open": members,
+        "load": round(os.getloadavg()[0], 1),
     }
-    found["controller_s"] = round(await controller(config, members, data), 2)
-    found["controller_again_s"] = round(await controller(config, members, data), 2)
-    found["session_host_s"] = round(await session_host(config, groups), 2)
+    cold = await controller(config, members, data, snapshot=True)
+    found["snapshot_made_s"] = cold.pop("snapshot_made")
+    found["snapshot_bytes"] = sum(file.stat().st_size for file in data.glob("controller/*.snapshot"))  # noqa: ASYNC240
+    found["controller_cold_s"] = cold
+    found["controller_s"] = [await controller(config, members, data) for _ in range(REPEATED)]
+    found["session_host_s"] = [round(await session_host(config, groups), 2) for _ in range(REPEATED)]
     seconds, records = await whole_topic(config)
     return found | {"whole_topic_s": round(seconds, 2), "session_records": records, "written_in_s": round(written, 1)}
 

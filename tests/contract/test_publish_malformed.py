@@ -16,8 +16,9 @@ from support.waiting import eventually
 
 from odradek.actors.controller import actor as controller_actor
 from odradek.actors.controller.actor import NAME, ControllerActor
-from odradek.actors.controller.core import EVAL_LANE, Controller
+from odradek.actors.controller.core import Controller
 from odradek.actors.controller.letters import Letters
+from odradek.actors.controller.past import Memory
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.infra.observe.follow import FOLDED, RunFollower
 from odradek.streams import topics
@@ -141,6 +142,7 @@ def intake(log: EventLog) -> ControllerActor:
     )
     actor._log, actor._core = log, Controller(LANE)
     actor._letters = Letters(log, actor._core, NAME)
+    actor._memory = Memory(log, actor._deployment)
     return actor
 
 
@@ -184,9 +186,9 @@ async def test_an_unknown_type_on_an_open_topic_does_not_stop_the_controller(log
 
 
 async def test_the_controller_starts_over_malformed_records_among_its_own_decisions(log: EventLog) -> None:
-    await spoil(log, "groups.v1", partition=topics.GROUPS.partition_of(LANE.lane))
-    outputs = [(topics.GROUPS.name, topics.GROUPS.partition_of(lane)) for lane in (LANE.lane, EVAL_LANE)]
-    assert await intake(log)._recover(outputs)
+    for topic in ("groups.v1", "rewards.v1", "batches.v1", "weights.v1"):
+        await spoil(log, topic, partition=0)
+    assert await intake(log)._recover()
 
 
 @pytest.mark.parametrize("attempts", [0, -3, 10**6])

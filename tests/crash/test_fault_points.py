@@ -58,8 +58,12 @@ def of(role: str) -> list[str]:
 
 def test_every_fault_point_has_a_crash_test() -> None:
     """The notary's are in `test_audit_notary.py`, erasure's in `test_privacy_erasure.py`, pruning's in
-    `test_trainer_pruning.py`, the others in `test_crash_matrix.py`: under the whole job."""
-    here, elsewhere = ["assembler", "trainer", "controller"], ["notary", "erasure", "pruning", *UNDER_THE_JOB]
+    `test_trainer_pruning.py`, snapshots' in `test_snapshots.py`, the others in `test_crash_matrix.py`: under the
+    whole job."""
+    here, elsewhere = (
+        ["assembler", "trainer", "controller"],
+        ["notary", "erasure", "pruning", "snapshot", *UNDER_THE_JOB],
+    )
     assert {point.partition(".")[0] for point in faults.POINTS} <= {*here, *elsewhere}
 
 
