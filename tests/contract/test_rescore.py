@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.cli import Cli
 from support.lane_world import LaneWorld
 from support.log_copy import Stored, copied
+from support.rescored import faults_of
 from support.training_world import TRAINING, TrainingWorld
 
+from odradek.actors.reward import rescore as rescore_module
 from odradek.actors.reward.errors import GraderCouldNotRun, NotRescored
 from odradek.actors.reward.grader import Grade
 from odradek.actors.reward.graders import Case, Grader
@@ -29,9 +32,11 @@ from odradek.streams.blobs import S3Config, S3Store
 from odradek.streams.config import KafkaConfig
 from odradek.streams.errors import Terminal
 from odradek.streams.events.batches import BatchAssembled
-from odradek.streams.events.groups import LaneConfigured
+from odradek.streams.events.groups import GroupSealed, LaneConfigured, SealedMember
+from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardRevised
 from odradek.streams.log import EventLog
+from odradek.streams.replay import reseal as reseal_module
 from odradek.streams.replay.branch import branch_point
 from odradek.streams.replay.rebuild import rebuild_all
 from odradek.streams.replay.reseal import new_lane, reseal, seals_from
@@ -190,6 +195,45 @@ async def test_a_session_that_a_grader_can_never_judge_stays_out_of_its_group_s_
     last = await reseal(log, config, world.lane.lane, seals, done.revised)
     first, *_ = await retrain(log, place(world, "picked-2"), config, world.warm_start, last)
     assert {m.session_id: m.advantage for m in first.members} == {"main-0.g0.0": -0.5, "main-0.g0.1": 0.5}
+
+
+async def resealed(world: TrainingWorld, grader: Grader, lane: str) -> list[str]:
+    """Scored again and sealed in a lane of its own; what is wrong with that."""
+    log = world.lane.log
+    seals, done = await seals_from(log, world.lane.lane, 0), await scored(world, grader)
+    config = new_lane(world.lane.configuration(), lane, lane, await branch_point(log, world.lane.policy, "0"))
+    await reseal(log, config, world.lane.lane, seals, done.revised)
+    return await faults_of(log, world.lane.lane, lane, done.unfit)
+
+
+async def test_a_rescored_lane_that_keeps_an_old_verdict_is_caught(
+    world: TrainingWorld, grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: of each group the first member is trained on what the old grader said."""
+    assert await resealed(world, grader, "sound-2") == []
+
+    def old(lane: str, source: str, offset: int, seal: GroupSealed, revised: Mapping[str, RecordRef]) -> GroupSealed:
+        made = sound(lane, source, offset, seal, revised)
+        return msgspec.structs.replace(made, members=[seal.members[0], *made.members[1:]])
+
+    sound = reseal_module._sealed
+    monkeypatch.setattr(reseal_module, "_sealed", old)
+    assert await resealed(world, grader, "stale-2") == [
+        f"session main-0.g{number}.0 has a verdict that is not the later grader's on it" for number in range(4)
+    ]
+
+
+async def test_a_rescore_that_skips_a_session_is_caught(
+    world: TrainingWorld, grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: the last session of what is scored together is not asked about, and nobody is told."""
+    chunk = rescore_module._chunk
+
+    async def hasty(log: EventLog, by: Grader, members: list[SealedMember], *rest: Any) -> None:
+        await chunk(log, by, members[:-1], *rest)
+
+    monkeypatch.setattr(rescore_module, "_chunk", hasty)
+    assert await resealed(world, grader, "hasty-3") == ["session main-0.g3.2 was skipped"]
 
 
 async def test_two_rescored_lanes_give_the_same_batches_and_the_same_weights(
