@@ -54,6 +54,8 @@ def command(
         return
     if not request or not request.strip():
         raise click.UsageError("Missing argument 'REQUEST': what should the agent do?")
+    if subject is not None and not subject.strip():
+        raise click.UsageError("a subject has a name")  # nobody could erase them by it
     if accept is None and (context.as_json or not sys.stdin.isatty()):
         raise UsageError("there is no terminal to ask on: say --yes or --no")
     _run(context, folder, request, accept, consent, subject, temperature)

@@ -43,6 +43,7 @@ def test_without_a_deployment_one_line_names_the_command(tmp_path: Path) -> None
     [
         (["."], "Missing argument 'REQUEST': what should the agent do?"),
         ([".", "  ", "--yes"], "Missing argument 'REQUEST': what should the agent do?"),
+        ([".", "fix it", "--yes", "--subject", " "], "a subject has a name"),
         ([".", "fix it"], "there is no terminal to ask on: say --yes or --no"),
         ([".", "fix it", "--json"], "there is no terminal to ask on: say --yes or --no"),
     ],
