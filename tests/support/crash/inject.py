@@ -24,6 +24,7 @@ from aiokafka import AIOKafkaConsumer
 
 from odradek.infra.stack.kafka import Kafka
 from odradek.infra.stack.processes import marked
+from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import Stack
 from odradek.infra.stack.state import stack_id
 from odradek.streams import topics
@@ -42,6 +43,8 @@ RIVAL_S = 12.0
 """Seconds a rival has while the owner of its role stands still: past the transaction's time-out."""
 POINT_S = 20.0
 """Seconds an armed point is waited for; a role without work does not reach its own."""
+STORE = "store"
+"""The data folder of the object store's own stack, in the deployment's."""
 RECENT = 60
 """Records before a partition's end among which one is delivered twice: its session may still be running."""
 PULSES, STOPPED_S, RUNNING_S = 20, 0.25, 0.05
@@ -78,7 +81,7 @@ class Injector:
             lock = self._busy[fault.target]
         elif fault.kind.startswith("broker") or fault.kind in ("duplicate", "rebalance"):
             lock = self._broker
-        elif fault.kind == "store":
+        elif fault.kind.startswith("store"):
             lock = self._store
         async with lock:
             await run(fault)
@@ -177,6 +180,13 @@ class Injector:
         self.proxy.become(mode)
         await lasting(fault.amount)
         self.proxy.become("pass")
+
+    async def _do_store_kill(self, _fault: Fault) -> None:
+        """The store itself, behind the proxy."""
+        folder = self.data / STORE
+        for one in marked(f"{stack_id(folder)}/"):
+            send(one.pid, signal.SIGKILL)
+        await asyncio.to_thread(Stack(folder, [Seaweed(folder)]).up)
 
     # -- the log -----------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ WEIGHTS = {
     "broker pause": 3,
     "broker slow": 3,
     "store": 12,
+    "store kill": 3,
     "duplicate": 12,
     "rebalance": 6,
     "clock": 6,

@@ -42,7 +42,7 @@ from odradek.streams.replay.rebuild import rebuild_all
 from support.crash.checks import Violation, violations
 from support.crash.cluster import Cluster
 from support.crash.host import held, instances, left_behind
-from support.crash.inject import Injector
+from support.crash.inject import STORE, Injector
 from support.crash.load import ATTEMPTS, Load
 from support.crash.plan import Fault, matrix, plan
 from support.crash.proxy import FaultyProxy
@@ -143,7 +143,7 @@ def run(settings: Settings, say: Say = print, told: Callable[[Outcome], None] = 
 
 def store_of(data: Path) -> Seaweed:
     """The object store lies beside the deployment's stack, so that a proxy can stand between them."""
-    return Seaweed(data / "store")
+    return Seaweed(data / STORE)
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def services(data: Path) -> Iterator[tuple[FaultyProxy, dict[str, Any]]]:
     """A store and the proxy in front of it; yields plain S3 settings that lead through the proxy."""
     data.mkdir(parents=True, exist_ok=True)
     seaweed = store_of(data)
-    stack = Stack(data / "store", [seaweed])
+    stack = Stack(data / STORE, [seaweed])
     stack.up()
     try:
         access = seaweed.access(stack.address("s3"))
