@@ -10,6 +10,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from odradek.actors.trainer.manifest import Origin
 from odradek.actors.trainer.testing import tiny_policy
 from odradek.streams import faults
 from odradek.streams.blobs import S3Config, S3Store
+from odradek.streams.config import KafkaConfig
 from odradek.streams.errors import BlobMissing, ProducerFenced, TransactionLost, UnknownEventType
 from odradek.streams.log import EventLog
-from odradek.streams.testing import an_event, event_log, kafka_config
+from odradek.streams.testing import an_event, event_log, fresh_config, kafka_config
 
-__all__ = ["event_log", "kafka_config"]
+__all__ = ["event_log", "fresh_config", "kafka_config"]
 pytestmark = pytest.mark.contract
 
 POINTS = [point for point in faults.POINTS if point.startswith("trainer.")]
@@ -47,8 +49,14 @@ def warm_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def world(event_log: EventLog, s3_config: dict[str, str], warm_start: Path) -> AsyncIterator[TrainingWorld]:
+    async with a_world(event_log, s3_config, warm_start) as world:
+        yield world
+
+
+@asynccontextmanager
+async def a_world(log: EventLog, s3_config: dict[str, str], warm_start: Path) -> AsyncIterator[TrainingWorld]:
     store = S3Store(S3Config(**s3_config))
-    lane = LaneWorld(event_log, {"groups_per_batch": 1, "training": TRAINING})
+    lane = LaneWorld(log, {"groups_per_batch": 1, "training": TRAINING})
     await lane.configure()
     yield TrainingWorld(lane, store, warm_start, uuid.uuid4().hex)
     store.close()
@@ -98,14 +106,18 @@ async def test_a_restart_goes_on_after_the_last_committed_step(world: TrainingWo
     assert loop.position > (await world.lane.steps())[-1].batch_offset
 
 
-async def test_what_a_newer_trainer_wrote_ends_an_older_one_where_it_stands(world: TrainingWorld) -> None:
-    """A step of a newer kind passed over would be taken again, from weights that are not the lane's last."""
-    await world.assemble(1)
-    await world.train(1)
-    name = world.lane.lane.encode()
-    ref = await world.lane.log.append_raw("batches.v1", name, b"\x80", [("ce_type", b"step.taken.v9")], partition=0)
-    with pytest.raises(UnknownEventType, match=rf"'step.taken.v9' is unknown .* at {ref}"):
-        await asyncio.wait_for(world.loop().run(), 120)
+async def test_what_a_newer_trainer_wrote_ends_an_older_one_where_it_stands(
+    fresh_config: KafkaConfig, s3_config: dict[str, str], warm_start: Path
+) -> None:
+    """A step of a newer kind passed over would be taken again, from weights that are not the lane's last. On a log of
+    its own: every trainer of this one's partition stands still there."""
+    async with EventLog(fresh_config) as log, a_world(log, s3_config, warm_start) as world:
+        await world.assemble(1)
+        await world.train(1)
+        name = world.lane.lane.encode()
+        ref = await log.append_raw("batches.v1", name, b"\x80", [("ce_type", b"step.taken.v9")], partition=0)
+        with pytest.raises(UnknownEventType, match=rf"'step.taken.v9' is unknown .* at {ref}"):
+            await asyncio.wait_for(world.loop().run(), 120)
 
 
 async def test_settings_changed_before_the_first_step_do_not_disown_version_zero(world: TrainingWorld) -> None:
