@@ -39,7 +39,7 @@ def command(
     (lane.advantage, lane.anchor, trainer.surrogate, …). The branch has a policy and a lane of its own and begins with
     the parent's weights and optimiser; the parent's history is only read. The same --policy without --from goes on with
     it. A standing deployment (odradek up) trains the main line on any client's tasks and needs no such command; it has
-    to be down while a branch trains.
+    to be down while a branch trains. --set demo.steps=N ends the window after so many new versions.
     """
     if (start or lane) and not policy:
         raise UsageError("--from and --lane go with --policy ID: a branch is a policy of its own")
@@ -85,7 +85,10 @@ def _train(
     from odradek.infra.observe.follow import RunFollower
 
     settings = DemoSettings(
-        seed=config.demo.seed, train_seconds=(minutes or config.demo.minutes) * 60, attempts=config.lane.attempts
+        seed=config.demo.seed,
+        train_seconds=(minutes or config.demo.minutes) * 60,
+        train_steps=config.demo.steps,
+        attempts=config.lane.attempts,
     )
     with deployment_up(config, context.say, keep=keep, branch=branch) as running:
 

@@ -56,8 +56,8 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     train_seconds: float = 480.0
     """Wall-clock seconds of the training window."""
     train_steps: int = 0
-    """Steps that end the window before its time; 0 for none. A run of so many steps does not depend on how busy the
-    machine is."""
+    """Steps of this run that end the window before its time; 0 for none. A run of so many steps does not depend on how
+    busy the machine is."""
     attempts: int = 8
     new_combinations: int = 120
     unseen_identifiers: int = 40
@@ -187,9 +187,13 @@ class Demo:
                 results[ids[group.task_id]].add(verdict)
         return results
 
+    def _steps_of(self, fold: RunFold) -> int:
+        """The lane's own: a branch is on the log of its parent."""
+        return sum(step.lane == self._deployment.lane.lane for step in fold.steps)
+
     async def _train(self) -> None:
         """Keep tasks waiting for the length of the window, then let what is under way end."""
-        steps = self._settings.train_steps
+        steps, before = self._settings.train_steps, self._steps_of(await self._follower.refresh())
         until = f"{steps} steps, at most " if steps else ""
         self._say(f"training for {until}{self._settings.train_seconds:.0f} s on fresh tasks")
         end = time.monotonic() + self._settings.train_seconds
@@ -197,7 +201,7 @@ class Demo:
         last_said = 0.0
         while (now := time.monotonic()) < end:
             fold = await self._follower.refresh()
-            if steps and len(fold.steps) >= steps:
+            if steps and self._steps_of(fold) - before >= steps:
                 break
             await self._top_up()
             if now - last_said >= SAY_S:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,15 +23,20 @@ from support.waiting import lasting
 
 from odradek.infra.cluster.session import Running, deployment_up
 from odradek.infra.config.load import load
+from odradek.infra.config.services import endpoints
 from odradek.infra.demo.run import Demo, DemoOutcome, DemoSettings
 from odradek.infra.observe.fold import RunFold
 from odradek.infra.stack.testing import scratch
 from odradek.streams import topics
+from odradek.streams.config import KafkaConfig
 from odradek.streams.errors import DecodeError
 from odradek.streams.events.batches import BatchAssembled, StepCompleted
+from odradek.streams.events.groups import LaneConfigured
 from odradek.streams.events.sessions import SessionCompleted, SessionFailed, ToolCompleted
+from odradek.streams.events.weights import VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.ownership import SessionRecord, accepted
+from odradek.streams.replay.select import bodies
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(900)]
 
@@ -85,10 +92,9 @@ async def sessions_on_the_log(running: Running) -> dict[str, list[SessionRecord]
     return found
 
 
-async def batch_history(running: Running) -> list[BatchAssembled | StepCompleted]:
-    lane = running.deployment.lane.lane
+async def batch_history(kafka: KafkaConfig, lane: str) -> list[BatchAssembled | StepCompleted]:
     number = topics.BATCHES.partition_of(lane)
-    async with EventLog(running.deployment.kafka) as event_log:
+    async with EventLog(kafka) as event_log:
         return [record.event.body async for record in event_log.read(topics.BATCHES.name, number, 0)]
 
 
@@ -106,7 +112,8 @@ class Result:
         with deployment_up(config, print) as running:
             self.outcome, self.killed = asyncio.run(run_with_kills(running, seed))
             self.sessions = asyncio.run(sessions_on_the_log(running))
-            self.history = asyncio.run(batch_history(running))
+            self.history = asyncio.run(batch_history(running.deployment.kafka, running.deployment.lane.lane))
+        self.data, self.config = data, config
         self.left = sandbox_processes(data)
         self.fold: RunFold = self.outcome.fold
 
@@ -178,3 +185,35 @@ def test_a_failure_of_ours_is_never_a_reward(result: Result) -> None:
 
 def test_no_sandbox_is_left(result: Result) -> None:
     assert result.left == []
+
+
+async def branched(kafka: KafkaConfig, policy: str) -> tuple[list[LaneConfigured], list[VersionPublished]]:
+    """What the log says of the policy's lanes and versions."""
+    async with EventLog(kafka) as event_log:
+        said = [body for topic in ("groups.v1", "weights.v1") async for body in bodies(event_log, topic)]
+    ours = [body for body in said if getattr(body, "policy", "") == policy]
+    lanes = [body for body in ours if isinstance(body, LaneConfigured)]
+    return lanes, [body for body in ours if isinstance(body, VersionPublished)]
+
+
+def test_a_branch_trains_on_from_an_earlier_version_and_leaves_the_main_line_alone(result: Result) -> None:
+    """`odradek train --from`, end to end: off version 1 of the run before, to the branch's first version of its own."""
+    odradek, where = Path(sys.executable).with_name("odradek"), ["--data", str(result.data)]
+    flags = [part for flag in [*FLAGS, "demo.steps=1"] for part in ("--set", flag)]
+    train = [odradek, "train", "--from", "1", "--policy", "twig", "--minutes", "10", "--keep", "--json", *where, *flags]
+    try:
+        done = subprocess.run(train, capture_output=True, text=True, timeout=800, check=False)
+        assert done.returncode == 0, done.stderr[-2000:] + done.stdout
+        kafka, main = endpoints(result.config).kafka, result.config.lane
+        lanes, versions = asyncio.run(branched(kafka, "twig"))
+        history = asyncio.run(batch_history(kafka, main.name))
+    finally:
+        subprocess.run([odradek, "down", *where], capture_output=True, timeout=200, check=True)
+    told = json.loads(done.stdout)
+    assert (told["policy"], told["lane"], told["versions"][0]) == ("twig", "twig-2", 2)
+    assert told["identical"] == told["batches"] >= 1
+    assert [(one.lane, one.parent and (one.parent.policy, one.parent.version)) for one in lanes] == [
+        ("twig-2", (main.policy, 1))
+    ]
+    assert [one.version for one in versions] == [1, *told["versions"]]
+    assert history == result.history, "the parent's history is only read"
