@@ -26,7 +26,7 @@ import ray.exceptions
 from odradek.actors.controller.core import EVAL_LANE, Controller, Placement
 from odradek.actors.controller.identity import sampling_seed
 from odradek.actors.controller.letters import Letters
-from odradek.actors.controller.past import Memory
+from odradek.actors.controller.past import PastSnapshots
 from odradek.actors.controller.placement import Placer, host_of
 from odradek.actors.runtime.deployment import Deployment, actor_handle
 from odradek.actors.runtime.loop import LoopThread
@@ -107,7 +107,7 @@ class ControllerActor:
         self._log = EventLog(self._deployment.kafka)
         await self._log.start()
         self._letters = Letters(self._log, self._core, NAME)
-        self._memory = Memory(self._log, self._deployment)
+        self._snapshots = PastSnapshots(self._log, self._deployment)
         lanes = [self._deployment.lane.lane, EVAL_LANE]
         outputs = [(topics.GROUPS.name, topics.GROUPS.partition_of(lane)) for lane in lanes]
         async with Stage(self._log, NAME, [*outputs, (topics.WEIGHTS_CURRENT.name, 0)]) as stage:
@@ -125,9 +125,9 @@ class ControllerActor:
 
     async def _recover(self) -> dict[str, dict[int, int]]:
         """Fold its own past; returns where to follow each input from."""
-        past = await self._memory.recall(self._core)
+        past = await self._snapshots.recall(self._core)
         await past.advance(self._log, self._letters.set_aside, int(time.time() * 1000))
-        self._memory.unsaved = past.folded
+        self._snapshots.unsaved = past.folded
         self._configured = past.configured
         return {
             **{name: _starts(name, past.low.get(name, [])) for name in await self._task_topics()},
@@ -192,7 +192,7 @@ class ControllerActor:
             await self._decide()
             await self._cancel()
             await self._hand_over()
-            self._memory.turn()
+            self._snapshots.turn()
             self._ready = True
 
     async def _drain(self) -> None:
@@ -241,7 +241,7 @@ class ControllerActor:
         for ref, decision in zip(refs, decisions, strict=False):
             self._written.add(ref)
             self._core.apply_group(ref.offset, decision, int(time.time() * 1000))
-        self._memory.unsaved += len(decisions)
+        self._snapshots.unsaved += len(decisions)
         for change in changes:
             self._core.on_current(change)
 

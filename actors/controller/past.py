@@ -204,7 +204,7 @@ class Past:
         core.opened_count, core.assembled, core.trained = state.opened_count, state.assembled, state.trained
 
 
-class Memory:
+class PastSnapshots:
     """The snapshots of a deployment's controller, in its data folder; without a folder there are none."""
 
     def __init__(self, event_log: EventLog, deployment: Deployment) -> None:

@@ -30,7 +30,7 @@ from odradek.actors.controller import actor as controller_module
 from odradek.actors.controller import past as past_module
 from odradek.actors.controller.actor import ControllerActor
 from odradek.actors.controller.identity import group_id, session_id
-from odradek.actors.controller.past import Memory, Past
+from odradek.actors.controller.past import Past, PastSnapshots
 from odradek.actors.policy.template import Call, XmlTemplate
 from odradek.actors.policy.tokenizer import Tokenizer
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
@@ -336,7 +336,7 @@ async def controller(config: KafkaConfig, expected: int, data: Path, *, snapshot
         tokenizer_file="", warm_start_dir="", session_actors=2, log_level="WARNING",
     )  # fmt: skip
     past_module.SAVE_EVERY = 1 if snapshot else 2**62
-    parts = [(Stage, "open"), (Memory, "recall"), (Past, "advance"), (ControllerActor, "_hand_over")]
+    parts = [(Stage, "open"), (PastSnapshots, "recall"), (Past, "advance"), (ControllerActor, "_hand_over")]
     with timed(*parts) as spent:
         began = time.perf_counter()
         actor = ControllerActor(deployment)

@@ -20,7 +20,7 @@ from odradek.actors.controller import actor as actor_module
 from odradek.actors.controller import past as past_module
 from odradek.actors.controller.core import Controller
 from odradek.actors.controller.identity import group_id, session_id
-from odradek.actors.controller.past import Memory, Past
+from odradek.actors.controller.past import Past, PastSnapshots
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.streams import admin, topics
 from odradek.streams.clients import partition
@@ -31,7 +31,7 @@ from odradek.streams.events.groups import GroupDiscarded, GroupEvent, GroupOpene
 from odradek.streams.events.meta import RecordRef
 from odradek.streams.events.rewards import RewardAssigned
 from odradek.streams.events.tasks import TaskPublished
-from odradek.streams.events.weights import VersionPublished
+from odradek.streams.events.weights import CurrentWeights, VersionPublished
 from odradek.streams.log import EventLog
 from odradek.streams.replay.select import bodies
 from odradek.streams.testing import an_event, fresh_config
@@ -99,7 +99,7 @@ async def none(record: Record, _error: UndecodableRecord) -> None:
 
 async def started(log: EventLog, of: Deployment) -> tuple[Past, Any, int]:
     """A start; what the controller goes on with; and how many decisions were folded from the log for it."""
-    past = await Memory(log, of).recall(Controller(of.lane, of.max_sessions))
+    past = await PastSnapshots(log, of).recall(Controller(of.lane, of.max_sessions))
     await past.advance(log, none, 0)
     return past, plain([past.core, list(past.core.groups), past.low, past.configured]), past.folded
 
@@ -107,13 +107,29 @@ async def started(log: EventLog, of: Deployment) -> tuple[Past, Any, int]:
 async def remembered(log: EventLog, of: Deployment) -> Any:
     """A snapshot in the middle of the decisions on the log; returns what the whole log says."""
     await append(log, decisions(0, 9))
-    memory = Memory(log, of)
-    memory.unsaved = past_module.SAVE_EVERY
-    memory.turn()
-    assert memory._making is not None
-    await memory._making
+    snapshots = PastSnapshots(log, of)
+    snapshots.unsaved = past_module.SAVE_EVERY
+    snapshots.turn()
+    assert snapshots._making is not None
+    await snapshots._making
     await append(log, decisions(9, 3))
     return (await started(log, msgspec.structs.replace(of, data_dir="")))[1]
+
+
+async def test_a_start_knows_every_version_before_it_decides_what_is_served(
+    fresh_config: KafkaConfig, tmp_path: Path
+) -> None:
+    """One that knew a part of them would set what is served back to the newest of that part."""
+    of = deployment(fresh_config, tmp_path)
+    async with EventLog(fresh_config) as log:
+        for number in range(3):
+            version = VersionPublished(policy="demo", version=number, manifest_key=f"k{number}", manifest_sha256="0")
+            await log.append(topics.WEIGHTS.name, "demo", an_event(version, "version", number))
+        served = CurrentWeights(policy="demo", version=2, manifest_key="k2", manifest_sha256="0")
+        await log.append(topics.WEIGHTS_CURRENT.name, "demo", an_event(served))
+        core = (await started(log, of))[0].core
+    assert sorted(core.weights["demo"].published) == [0, 1, 2]
+    assert core.decide_weights() == []
 
 
 async def test_a_start_from_a_snapshot_is_a_start_from_the_log(fresh_config: KafkaConfig, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from odradek.actors.controller import actor as controller_actor
 from odradek.actors.controller.actor import NAME, ControllerActor
 from odradek.actors.controller.core import Controller
 from odradek.actors.controller.letters import Letters
-from odradek.actors.controller.past import Memory
+from odradek.actors.controller.past import PastSnapshots
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.infra.observe.follow import FOLDED, RunFollower
 from odradek.streams import topics
@@ -142,7 +142,7 @@ def intake(log: EventLog) -> ControllerActor:
     )
     actor._log, actor._core = log, Controller(LANE)
     actor._letters = Letters(log, actor._core, NAME)
-    actor._memory = Memory(log, actor._deployment)
+    actor._snapshots = PastSnapshots(log, actor._deployment)
     return actor
 
 
