@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.crash.checks import CHECKS
+from support.crash.outcome import Outcome, Settings
 from support.crash.plan import UNDER_THE_JOB, WEIGHTS
-from support.crash.run import Outcome, Settings, run
+from support.crash.run import run
 
 from odradek.infra.stack.testing import scratch
 

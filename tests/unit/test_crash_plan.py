@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.crash.plan import AT_ONCE, WEIGHTS, Fault, plan
+from support.crash.outcome import Outcome, Round, Settings
+from support.crash.plan import AT_ONCE, RAY_DEATHS, RAY_KILL, WEIGHTS, Fault, matrix, plan
 from support.crash.proxy import FaultyProxy, Mode
 from support.crash.report import as_json, write
-from support.crash.run import Outcome, Round, Settings
+from support.crash.run import run
 
 from odradek.streams.faults import POINTS
 
@@ -47,7 +48,24 @@ def test_a_short_run_sees_every_kind_of_fault_and_a_long_one_every_point_and_act
 def test_a_thousand_faults_take_so_few_rounds_that_they_fit_into_two_hours(seed: int) -> None:
     """A round costs about 25 s of a quiet machine whatever is in it: its longest fault, then the job going on."""
     rounds = plan(seed, 1000, ACTORS)
-    assert len(rounds) <= 280 and all(len(one) <= max(AT_ONCE) for one in rounds)
+    assert len(rounds) <= 310 and all(len(one) <= max(AT_ONCE) for one in rounds)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_nothing_else_is_hurt_beside_the_death_of_ray(seed: int) -> None:
+    for rounds in (plan(seed, 300, ACTORS), matrix(seed, ACTORS)):
+        deaths = [one for one in rounds if any(fault.kind == RAY_KILL for fault in one)]
+        assert deaths and all(len(one) == 1 for one in deaths)
+        assert {fault.how for one in deaths for fault in one} <= set(RAY_DEATHS)
+
+
+def test_a_life_that_fails_ends_the_run_and_says_how(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file where the folder should be")
+    told: list[Outcome] = []
+    with pytest.raises(RuntimeError, match="FileExistsError"):
+        run(Settings(1, 1, tmp_path / "data"), lambda _text: None, told.append)
+    assert told and not any(outcome.checked for outcome in told)
 
 
 def test_the_report_of_a_run_that_was_killed_half_way_says_how_far_it_was(tmp_path: Path) -> None:

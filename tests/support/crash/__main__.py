@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 from odradek.infra.stack.testing import scratch, stop_as_on_interrupt
+from support.crash.outcome import Outcome, Settings
 from support.crash.plan import WEIGHTS, plan
 from support.crash.report import State, as_json, as_page, write
-from support.crash.run import Outcome, Settings, run
+from support.crash.run import run
 
 PLANNED = ("trainer", "session-0", "environment-0", "controller")
 """Whom `--plan` shows a plan for."""

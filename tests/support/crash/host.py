@@ -55,6 +55,14 @@ def command_of(pid: int) -> str:
         return "gone"
 
 
+def program_of(pid: int) -> str:
+    """The name of the program that a process runs, cut to 15 characters by the kernel; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def children_of(pid: int) -> list[int]:
     """Direct children of a process."""
     found = []

@@ -13,8 +13,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,18 @@ import msgspec
 import ray.exceptions
 from aiokafka import AIOKafkaConsumer
 
+from odradek.infra.stack import processes
 from odradek.infra.stack.kafka import Kafka
-from odradek.infra.stack.processes import marked
+from odradek.infra.stack.processes import in_sessions, marked, session_of
 from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import Stack
 from odradek.infra.stack.state import stack_id
 from odradek.streams import topics
 from odradek.streams.log import EventLog
 from support.crash.cluster import Cluster, dead, send
-from support.crash.host import children_of
+from support.crash.host import children_of, program_of
 from support.crash.inside import die_at, move_clock
-from support.crash.plan import Fault
+from support.crash.plan import EVERYTHING, Fault
 from support.crash.proxy import FaultyProxy, Mode
 from support.waiting import lasting
 
@@ -45,12 +46,12 @@ POINT_S = 20.0
 """Seconds an armed point is waited for; a role without work does not reach its own."""
 STORE = "store"
 """The data folder of the object store's own stack, in the deployment's."""
+ORPHANS_S = 6.0
+"""Seconds that actors may go on without Ray before somebody has seen it: a guarded command takes as long."""
 RECENT = 60
 """Records before a partition's end among which one is delivered twice: its session may still be running."""
 PULSES, STOPPED_S, RUNNING_S = 20, 0.25, 0.05
 """A slow broker: stopped most of the time, as one whose disk is busy."""
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -62,10 +63,9 @@ class Injector:
     store: dict[str, Any]
     """Plain S3 settings, for a rival trainer."""
     proxy: FaultyProxy
-    say: Say
-    skipped: list[str] = field(default_factory=list)
+    skipped: list[str]
     """Faults that found nothing to hit, with the reason."""
-    duplicates: list[str] = field(default_factory=list)
+    duplicates: list[str]
 
     def __post_init__(self) -> None:
         self._broker = asyncio.Lock()
@@ -188,6 +188,18 @@ class Injector:
             send(one.pid, signal.SIGKILL)
         await asyncio.to_thread(Stack(folder, [Seaweed(folder)]).up)
 
+    async def _do_ray_kill(self, fault: Fault) -> None:
+        """One of Ray's two, and what a guarded command does a little later: its driver dies too (the harness sees to
+        that). Or everything at once."""
+        if fault.how == EVERYTHING:
+            await asyncio.to_thread(kill_all, [self.data, self.data / STORE])
+            return
+        pids = [name.pid for name in marked(f"{stack_id(self.data)}/ray") if program_of(name.pid) == fault.how]
+        assert pids, f"no {fault.how} to kill"
+        for pid in pids:
+            send(pid, signal.SIGKILL)
+        await lasting(ORPHANS_S)
+
     # -- the log -----------------------------------------------------------------------------------------------
 
     async def _do_duplicate(self, fault: Fault) -> None:
@@ -221,6 +233,16 @@ class Injector:
 
     def _skip(self, fault: Fault, reason: str) -> None:
         self.skipped.append(f"{fault}: {reason}")
+
+
+def kill_all(folders: Sequence[Path]) -> None:
+    """Kill whatever the stacks of these folders run, what they started included, until there is none."""
+    prefixes = [f"{stack_id(folder)}/" for folder in folders]
+    sessions: set[int] = set()
+    while found := [*(name for prefix in prefixes for name in marked(prefix)), *in_sessions(sessions)]:
+        sessions |= {session for name in found if (session := session_of(name)) is not None}
+        for name in found:
+            processes.send(name, signal.SIGKILL)
 
 
 @contextlib.asynccontextmanager

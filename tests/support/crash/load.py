@@ -34,9 +34,9 @@ PATIENCE_S = 600.0
 
 @dataclass
 class Load:
-    """`publish` keeps up with demand; `acknowledged` is what the durability check asks for."""
+    """`top_up` keeps up with demand; `acknowledged` is what the durability check asks for. Goes with its memory from
+    one life of the deployment to the next, where it is given another `log`."""
 
-    log: EventLog
     seed: int
     acknowledged: list[tuple[RecordRef, str]] = field(default_factory=list)
     tasks: dict[RecordRef, TaskPublished] = field(default_factory=dict)
@@ -45,8 +45,12 @@ class Load:
     """What people say, each something of their own: it must not be readable once they are erased."""
 
     def __post_init__(self) -> None:
+        self.log: EventLog | None = None
         self._random = random.Random(f"load {self.seed}")
         self._index = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"log": None}
 
     async def top_up(self, waiting: int) -> None:
         """Publish what is missing to `WAITING`, and a person's feedback now and then."""
@@ -82,10 +86,12 @@ class Load:
     async def _append(self, topic: str, key: str, body: Any, meta: Meta | None = None) -> RecordRef:
         identifier = event_id("load", self.seed, type(body).__name__, key)
         event = Event.of(body, id=identifier, source="crash-load", meta=meta)
+        log = self.log
+        assert log is not None
 
         async def acknowledged() -> RecordRef | None:
             with contextlib.suppress(Retryable):
-                return await self.log.append(topic, key, event)
+                return await log.append(topic, key, event)
             return None
 
         ref = await eventually(acknowledged, f"an acknowledgement of {event.id}", PATIENCE_S, every=RETRY_S)

@@ -7,12 +7,15 @@ report needs to repeat it.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from odradek.streams.faults import POINTS
 from support.crash.proxy import MODES
+
+RAY_KILL = "ray kill"
+"""Of Ray's own processes, which takes every actor and the driver with it."""
 
 WEIGHTS = {
     "kill": 30,
@@ -29,8 +32,10 @@ WEIGHTS = {
     "duplicate": 12,
     "rebalance": 6,
     "clock": 6,
+    RAY_KILL: 2,
 }
-"""How often each kind is drawn. Kills of processes lead; a broker restart costs ten seconds of everybody's time."""
+"""How often each kind is drawn. Kills of processes lead; a broker restart costs ten seconds of everybody's time, and
+one of Ray forty."""
 
 PAUSES_S = (1.0, 3.0, 8.0, 14.0, 24.0)
 """Seconds of SIGSTOP. Below 10 s nobody misses the process; above, its transaction is timed out and its partitions are
@@ -40,6 +45,10 @@ CLOCKS_S = (-3600.0, -30.0, 45.0, 3600.0, 0.0, 0.0)
 """Wall-clock jumps; 0 puts the clock right again."""
 ZOMBIES = ("assembler", "trainer", "controller")
 """Roles with a transactional id: a rival takes over while they stand still, then they come back."""
+EVERYTHING = "everything"
+RAY_DEATHS = ("raylet", "gcs_server", EVERYTHING)
+"""Which of Ray's processes is killed; or all of the deployment at once, services, actors and sandboxes: a host that
+loses its power and keeps its disk."""
 MATRIX_AT_ONCE = 6
 UNDER_THE_JOB = ("session", "environment", "reward")
 """Roles whose fault points are reached by a whole job only."""
@@ -73,12 +82,7 @@ def plan(seed: int, faults: int, actors: Sequence[str], kinds: Sequence[str] = (
     first = rng.sample(wanted, len(wanted))
     drawn = [*first[:faults], *rng.choices(wanted, [WEIGHTS[kind] for kind in wanted], k=max(0, faults - len(first)))]
     made = [_fault(kind, rng, sorted(actors)) for kind in drawn]
-    rounds: list[list[Fault]] = []
-    while made:
-        size = rng.choice(AT_ONCE)
-        rounds.append(made[:size])
-        made = made[size:]
-    return rounds
+    return _in_rounds(made, lambda: rng.choice(AT_ONCE))
 
 
 def matrix(seed: int, actors: Sequence[str]) -> list[list[Fault]]:
@@ -91,7 +95,24 @@ def matrix(seed: int, actors: Sequence[str]) -> list[list[Fault]]:
             target = rng.choice([name for name in sorted(actors) if name.startswith(point.partition(".")[0])])
             made.append(Fault("kill at point", target, point, 1))
     rng.shuffle(made)
-    return [made[at : at + MATRIX_AT_ONCE] for at in range(0, len(made), MATRIX_AT_ONCE)]
+    return _in_rounds(made, lambda: MATRIX_AT_ONCE)
+
+
+def _in_rounds(faults: list[Fault], size: Callable[[], int]) -> list[list[Fault]]:
+    """In this order; the death of Ray is a round by itself, because nobody is there to hurt beside it."""
+    rounds: list[list[Fault]] = []
+    left = 0
+    for fault in faults:
+        if fault.kind == RAY_KILL:
+            rounds.append([fault])
+            left = 0
+        elif left:
+            rounds[-1].append(fault)
+            left -= 1
+        else:
+            rounds.append([fault])
+            left = size() - 1
+    return rounds
 
 
 def _brief(fault: Fault) -> Fault:
@@ -125,6 +146,8 @@ def _fault(kind: str, rng: random.Random, actors: Sequence[str]) -> Fault:
             return Fault(kind, "", rng.choice(["tasks.v1", "sessions.v1", "sessions.v1", "rewards.v1"]), rng.random())
         case "rebalance":
             return Fault(kind, "", "reward", rng.choice((2.0, 6.0)))
+        case "ray kill":
+            return Fault(kind, "", rng.choice(RAY_DEATHS))
         case "clock":
             return Fault(kind, rng.choice([n for n in actors if n != "projections"]), "", rng.choice(CLOCKS_S))
         case "kill":

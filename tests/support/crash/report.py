@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from odradek.infra.stack.jars import read_lock
 from support.crash.checks import CHECKS, GUARANTEES
-from support.crash.run import Outcome, Settings
+from support.crash.outcome import Outcome, Settings
 
 State = Literal["under way", "interrupted", "checked"]
 GIT_S = 10

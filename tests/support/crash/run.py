@@ -1,482 +1,96 @@
-"""One run: a stack, a tiny job, faults by seed, rest, and what the guarantees say of all of it.
+"""A run: lives of one deployment, one after the other, each in a process of its own, and what all of them left.
 
-Owns no truth: progress, rest and verdicts are read from the log and the host. Consumes a `Settings`; produces an
-`Outcome`. Waits: for progress after each round of faults (`PROGRESS_S`) and for rest at the end (`SETTLE_S`); a wait
-that runs out ends the run and is itself a violation, with what stood still.
+A life ends with the run, or with Ray: a driver whose raylet or head was killed can't go on, so its process dies at once
+(as a guarded command's does) and the next one comes up on the same data folder. Progress and words of a life arrive
+over a pipe, so what it has done is known however it ends. A life that ends in any other way ends the run with an error.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import math
+import ctypes
+import multiprocessing
+import os
+import signal
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
-import msgspec
-
-from odradek.actors.notary.access import own_keys, vault_of
-from odradek.actors.projections.actor import SNAPSHOT
-from odradek.actors.runtime.store import blobs_of, log_of
-from odradek.infra.cluster import actors
-from odradek.infra.cluster.session import Running, deployment_up
-from odradek.infra.config.load import load
-from odradek.infra.observe.fold import RunFold
-from odradek.infra.observe.follow import RunFollower
-from odradek.infra.stack.seaweed import Seaweed
-from odradek.infra.stack.stack import Stack
-from odradek.streams import topics
-from odradek.streams.audit.verify import verify as audit
-from odradek.streams.envelope import Record
-from odradek.streams.errors import StreamError
-from odradek.streams.events.sessions import SessionCompleted, SessionFailed, SessionOpened
-from odradek.streams.privacy.erasure import Erasure
-from odradek.streams.projections.fold import fold as fold_tables
-from odradek.streams.projections.views import Snapshot, snapshot
-from odradek.streams.replay.rebuild import rebuild_all
-from support.crash.checks import Violation, violations
-from support.crash.cluster import Cluster
-from support.crash.host import held, instances, left_behind
-from support.crash.inject import STORE, Injector
-from support.crash.load import ATTEMPTS, Load
-from support.crash.plan import Fault, matrix, plan
-from support.crash.proxy import FaultyProxy
-from support.crash.tokens import sampled
-from support.crash.world import Answer, World, world_of
-from support.waiting import lasting, within
-
-PROGRESS_S = 300.0
-"""Seconds for the job to go on after a round of faults. The longest honest wait: a dead session host's members are
-handed over, an engine starts, a session gives up on it (120 s) and is replaced."""
-SETTLE_S = 600.0
-"""Seconds for everything under way to end. A group's own deadline is 180 s, a session's wall clock 300 s."""
-STEP_EVERY = 3
-"""Rounds after which a training step must have been taken as well."""
-SESSION_RECORDS = 12
-"""Records on sessions.v1 that count as going on."""
-LOOK_S = 0.5
-QUIET_S = 3.0
-"""Seconds without a change before the run counts as at rest."""
-
-FLAGS = (
-    "lane.groups_per_batch=2",
-    f"lane.attempts={ATTEMPTS}",
-    "trainer.minibatches=1",
-    "session.max_in_flight=24",
-    "session.actors=2",
-    "inference.replicas=2",
-    "reward.actors=2",
-    "kafka.prefix=crash",
-    "audit.interval_s=10",
-)
+from odradek.infra.stack.testing import stop_as_on_interrupt
+from support.crash.life import live
+from support.crash.load import Load
+from support.crash.outcome import Carried, Outcome, Settings
 
 Say = Callable[[str], None]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to do. The same settings give the same plan of faults."""
-
-    faults: int
-    seed: int
-    data: Path
-    kinds: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    short: bool = False
-    """CI's matrix instead of a plan."""
-    first_step_s: float = 300.0
-    """Seconds for the first training step, before any fault."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of faults and how long it took, in seconds: until the last fault was over, then until the job was seen
-    to go on."""
-
-    faults: int
-    hurt: float
-    going_on: float
-
-
-@dataclass
-class Outcome:
-    """What happened, so far. `checked`: the run is over, and `violations` are all there are."""
-
-    checked: bool = False
-    rounds: list[Round] = field(default_factory=list)
-    injected: list[Fault] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    duplicates: list[str] = field(default_factory=list)
-    violations: list[Violation] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+END_S = 240.0
+"""Seconds for an interrupted life to stop what it started."""
+PR_SET_PDEATHSIG = 1
 
 
 def run(settings: Settings, say: Say = print, told: Callable[[Outcome], None] = lambda _so_far: None) -> Outcome:
     """Start everything, hurt it, let it rest, stop everything, look. `told` is given the outcome after every round."""
-    began, outcome = time.monotonic(), Outcome()
-
-    def so_far() -> None:
-        outcome.seconds = time.monotonic() - began
-        told(outcome)
-
-    so_far()
-    known: set[str] = set()
-    with services(settings.data) as (proxy, store):
-        flags = [*FLAGS, *settings.flags, f"s3.endpoint={store['endpoint']}", f"s3.bucket={store['bucket']}"]
-        flags.append(f"s3.credentials_file={store_of(settings.data).keys_file}")
-        config = load(flags=flags, data=settings.data, environment={}).config
-        with deployment_up(config, say) as running:
-            world = asyncio.run(Crash(settings, running, proxy, store, outcome, known, say, so_far).run())
-    world.left = [*world.left, *left_behind(settings.data, known)]
-    outcome.violations = violations(world)
-    outcome.checked = True
-    so_far()
-    return outcome
+    began, carried = time.monotonic(), Carried(Load(settings.seed))
+    told(carried.outcome)
+    while not carried.outcome.checked:
+        done = carried.round
+        for news in _life(settings, carried):
+            if isinstance(news, str):
+                say(news)
+            else:
+                carried = news
+                carried.outcome.seconds = time.monotonic() - began
+                told(carried.outcome)
+        if not carried.outcome.checked:
+            assert carried.round > done, "a life that ends before the run has ended with a round of its own"
+            say(f"Ray and this driver are dead; coming up again on {settings.data}")
+    return carried.outcome
 
 
-def store_of(data: Path) -> Seaweed:
-    """The object store lies beside the deployment's stack, so that a proxy can stand between them."""
-    return Seaweed(data / STORE)
-
-
-@contextlib.contextmanager
-def services(data: Path) -> Iterator[tuple[FaultyProxy, dict[str, Any]]]:
-    """A store and the proxy in front of it; yields plain S3 settings that lead through the proxy."""
-    data.mkdir(parents=True, exist_ok=True)
-    seaweed = store_of(data)
-    stack = Stack(data / STORE, [seaweed])
-    stack.up()
+def _life(settings: Settings, carried: Carried) -> Iterator[str | Carried]:
+    """One life's words and progress. Raises RuntimeError with its traceback where it failed."""
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe(duplex=False)
+    process = spawning.Process(target=_child, args=(settings, carried, theirs), name="life")
+    process.start()
+    theirs.close()
     try:
-        access = seaweed.access(stack.address("s3"))
-        assert access.keys is not None
-        with FaultyProxy(int(stack.address("s3").rpartition(":")[2])) as proxy:
-            yield proxy, {
-                "endpoint": f"http://127.0.0.1:{proxy.port}", "bucket": access.bucket, "region": access.region,
-                "access_key": access.keys.access_key, "secret_key": access.keys.secret_key,
-            }  # fmt: skip
-    finally:
-        stack.down()
-
-
-class Crash:
-    """The asynchronous part of one run."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        running: Running,
-        proxy: FaultyProxy,
-        store: dict[str, Any],
-        outcome: Outcome,
-        known: set[str],
-        say: Say,
-        so_far: Callable[[], None],
-    ) -> None:
-        self._so_far = so_far
-        self._settings = settings
-        self._outcome = outcome
-        self._known = known
-        self._say = say
-        self._cluster = Cluster(running)
-        self._injector = Injector(self._cluster, settings.data, store, proxy, say)
-        outcome.skipped, outcome.duplicates = self._injector.skipped, self._injector.duplicates
-        self._lane = running.deployment.lane.lane
-        self._waits: list[str] = []
-        self._sessions_read: dict[int, int] = {}
-        self._opened, self._ended = set[str](), set[str]()
-
-    async def run(self) -> World:
-        """Faults, rest, answers, the log."""
-        async with log_of(self._cluster.deployment) as event_log:
-            self._follower, self._log = RunFollower(event_log), event_log
-            self._load = Load(event_log, self._settings.seed)
-            publishing = asyncio.create_task(self._publish())
-            try:
-                await self._first_step()
-                await self._rounds()
-            finally:
-                publishing.cancel()
-                await asyncio.gather(publishing, return_exceptions=True)
-            settled = not self._waits and await self._settle() and await self._erase(min(self._load.words))
-            answers = await self._answers() if settled else []
-            left = await self._still_held() if settled else []
-            self._known |= instances(self._settings.data)
-            await asyncio.to_thread(actors.stop, self._cluster.deployment)
-            return await self._world(settled, answers, left)
-
-    # -- faults ------------------------------------------------------------------------------------------------
-
-    async def _first_step(self) -> None:
-        self._say("waiting for the first training step")
-
-        async def stepped() -> bool:
-            return bool((await self._refresh()).steps)
-
-        seconds = self._settings.first_step_s
-        if not await within(stepped, seconds, LOOK_S):
-            await self._stalled(f"waited {seconds:g} s for the first step")
-
-    async def _rounds(self) -> None:
-        settings, names = self._settings, self._cluster.names
-        rounds = (
-            matrix(settings.seed, names)
-            if settings.short
-            else plan(settings.seed, settings.faults, names, settings.kinds)
-        )
-        for number, faults in enumerate(rounds):
-            if self._waits:
-                return
-            began = time.monotonic()
-            told = "; ".join(map(str, faults))
-            self._known |= instances(self._settings.data)
-            self._outcome.injected += faults
-            try:
-                await asyncio.gather(*(self._injector.inject(fault) for fault in faults))
-            except TimeoutError:
-                await self._stalled(f"round {number} ({told}): an actor did not come up again")
-                return
-            hurt = time.monotonic() - began
-            await self._goes_on(number, told)
-            this = Round(len(faults), hurt, time.monotonic() - began - hurt)
-            self._outcome.rounds.append(this)
-            self._so_far()
-            fold = self._follower.fold
-            self._say(
-                f"round {number + 1}/{len(rounds)}, {len(self._outcome.injected)} faults: {told} "
-                f"({this.hurt:.0f} s, went on after {this.going_on:.0f} s; "
-                f"{len(fold.steps)} steps, {len(fold.open_groups)} groups open)"
-            )
-
-    async def _goes_on(self, number: int, told: str) -> None:
-        """New session records and a new score; now and then a new step. Sessions that only fail are no progress."""
-        try:
-            fold = await self._refresh()
-            scores, steps = len(fold.gradings), len(fold.steps)
-            records = await self._session_records()
-        except TimeoutError:
-            await self._stalled(f"round {number} ({told}): the log can't be read")
-            return
-        wanted_steps = steps + (number % STEP_EVERY == STEP_EVERY - 1)
-        now = records
-
-        async def gone_on() -> bool:
-            nonlocal fold, now
-            fold, now = await self._refresh(), await self._session_records()
-            enough = now >= records + SESSION_RECORDS and len(fold.gradings) > scores
-            return enough and len(fold.steps) >= wanted_steps
-
-        if not await within(gone_on, PROGRESS_S, LOOK_S):
-            await self._stalled(
-                f"round {number} ({told}): within {PROGRESS_S:g} s {now - records} session records, "
-                f"{len(fold.gradings) - scores} scores, {len(fold.steps) - steps} steps"
-            )
-
-    async def _stalled(self, what: str) -> None:
-        states = {name: await self._cluster.state(name) for name in self._cluster.names if "session" not in name}
-        pids = {name: self._cluster.pid(name) for name in self._cluster.names}
-        evidence = {"states": states, "pids": pids}
-        self._waits.append(what)
-        (self._settings.data / "stalled.json").write_text(json.dumps(evidence, indent=1, default=str))
-        self._say(f"STALLED: {what}; {json.dumps(evidence, default=str)}")
-
-    # -- the job -----------------------------------------------------------------------------------------------
-
-    async def _publish(self) -> None:
-        """Keep tasks waiting for as long as the run lasts."""
         while True:
-            state = await self._cluster.state("controller")
-            if state:
-                await self._load.top_up(int(state["waiting_tasks"]))
-            await lasting(LOOK_S)
-
-    async def _answer(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What the log answers; a broker that is away is waited for. Raises TimeoutError."""
-
-        async def asked() -> tuple[T] | None:
-            with contextlib.suppress(StreamError):
-                return (await ask(),)
-            return None
-
-        async with asyncio.timeout(PROGRESS_S):
-            found = await within(asked, math.inf, LOOK_S)
-        assert found is not None, "without an answer there is a time-out"
-        return found[0]
-
-    async def _refresh(self) -> RunFold:
-        """The fold of what is on the log now."""
-        return await self._answer(self._follower.refresh)
-
-    async def _session_records(self) -> int:
-        return sum((await self._answer(lambda: self._log.stable_ends(topics.SESSIONS.name))).values())
-
-    # -- rest --------------------------------------------------------------------------------------------------
-
-    async def _settle(self) -> bool:
-        """Nothing waits, nothing runs, everything assembled is trained: and it stays so for a while."""
-        self._say("letting what is under way end")
-        fold = await self._refresh()
-        decided = {group.task for group in fold.groups.values()}
-        await self._load.cancel({ref for ref in self._load.tasks if ref not in decided})
-        quiet_since, seen = time.monotonic(), (-1, "")
-
-        async def at_rest() -> bool:
-            nonlocal quiet_since, seen
-            what = self._unfinished(await self._refresh(), await self._unended())
-            now = (await self._session_records(), what)
-            if now != seen:
-                seen, quiet_since = now, time.monotonic()
-            return not what and time.monotonic() - quiet_since > QUIET_S
-
-        if await within(at_rest, SETTLE_S, LOOK_S * 2):
-            return True
-        await self._stalled(f"not at rest after {SETTLE_S:g} s: {seen[1]}")
-        return False
-
-    async def _erase(self, subject: str) -> bool:
-        """One of the people is erased."""
-        self._say(f"erasing {subject}")
-        report = await Erasure(self._log, blobs_of(self._cluster.deployment)).run(subject)
-        if not report.done:
-            await self._stalled(f"{subject} is not erased: {[store for store in report.stores if not store.done]}")
-        return report.done
-
-    def _unfinished(self, fold: RunFold, unended: list[str]) -> str:
-        if fold.open_groups:
-            return f"{len(fold.open_groups)} groups are open: {sorted(fold.open_groups)[:5]}"
-        if fold.untrained:
-            return f"{fold.untrained} batches are not trained"
-        return f"{len(unended)} sessions have not ended: {unended[:5]}" if unended else ""
-
-    async def _unended(self) -> list[str]:
-        """Sessions that were opened and have no end yet, by their records' types alone. Reads what is new."""
-        async for record in self._everything(topics.SESSIONS.name, self._sessions_read):
-            kind = type_of(record)
-            if kind == TAGS["opened"]:
-                self._opened.add(record.key or "")
-            elif kind in TAGS["ended"]:
-                self._ended.add(record.key or "")
-        return sorted(self._opened - self._ended)
-
-    async def _everything(self, topic: str, read: dict[int, int] | None = None) -> AsyncIterator[Record]:
-        """Every record of a topic from `read` on, which is brought up to date."""
-        read = {} if read is None else read
-        for number, end in sorted((await self._log.stable_ends(topic)).items()):
-            start = read.get(number, await self._log.beginning(topic, number))
-            async for record in self._log.read(topic, number, start, end):
-                yield record
-            read[number] = end
-
-    # -- answers -----------------------------------------------------------------------------------------------
-
-    async def _answers(self) -> list[Answer]:
-        """What actors and projections say at rest, beside what the log says."""
-        fold = await self._refresh()
-        assembled = sum(batch.lane == self._lane for batch in fold.batches.values())
-        engines = [name for name in self._cluster.names if name.startswith("inference")]
-        wanted: dict[str, dict[str, Any]] = {
-            "controller": {"open_groups": 0, "waiting_tasks": 0, "assembled": assembled, "trained": len(fold.steps)},
-            "trainer": {"version": len(fold.steps), "fault": ""},
-            "assembler": {"fault": ""},
-            "notary": {"waiting_records": 0, "fault": ""},
-            **{name: {"version": fold.current} for name in engines},
-        }
-        answers = []
-        for name, facts in wanted.items():
-            said = await self._agrees(name, facts)
-            answers += [Answer(name, what, said.get(what), folded) for what, folded in facts.items()]
-        return [*answers, await self._tables()]
-
-    async def _agrees(self, name: str, facts: dict[str, Any]) -> dict[str, Any]:
-        """The actor's state once it agrees, or as it is when patience ends: one that was just started reads on."""
-        state: dict[str, Any] = {}
-
-        async def agrees() -> bool:
-            nonlocal state
-            state = await self._cluster.state(name)
-            return all(state.get(what) == folded for what, folded in facts.items())
-
-        await within(agrees, PROGRESS_S / 3, LOOK_S)
-        return state
-
-    async def _tables(self) -> Answer:
-        meant = msgspec.to_builtins(snapshot(await fold_tables(self._log)))
-        said: Any = None
-
-        def equal() -> bool:
-            nonlocal said
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                path = self._settings.data / "projections" / SNAPSHOT
-                said = msgspec.to_builtins(msgspec.json.decode(path.read_bytes(), type=Snapshot))
-            return bool(said == meant)
-
-        await within(equal, PROGRESS_S / 3, LOOK_S)
-        differing = [part for part in meant if said is None or said.get(part) != meant[part]]
-        return Answer("projections", "tables that differ from a plain fold", differing, [])
-
-    async def _still_held(self) -> list[str]:
-        """Sandboxes that live though every session has ended."""
-        await within(lambda: not held(self._settings.data), PROGRESS_S / 3, LOOK_S)
-        return [f"{box}: still there with every session ended" for box in held(self._settings.data)]
-
-    # -- the end -----------------------------------------------------------------------------------------------
-
-    async def _world(self, settled: bool, answers: list[Answer], left: list[str]) -> World:
-        self._say("reading the whole log and rebuilding every batch")
-        records = [record for topic in topics.BY_NAME async for record in self._everything(topic)]
-        report = await rebuild_all(self._log, self._lane)
-        altered = await self._audited()
-        world = world_of(
-            records,
-            acknowledged=self._load.acknowledged,
-            rebuilt={batch.batch_id: batch.identical for batch in report.batches},
-            answers=answers,
-            left=left,
-            altered=altered,
-            words=self._load.words,
-            waits=self._waits,
-            settled=settled,
-        )
-        contexts = [token.given for token in sampled(world)]
-        kinds = Counter(type(seen.body).__name__ for rows in world.log.values() for seen in rows)
-        self._outcome.counts |= {
-            "acknowledged": len(world.acknowledged), "records": len(records), "sessions": len(world.sessions),
-            "resumed": kinds["SessionResumed"], "failed": kinds["SessionFailed"], "results": kinds["ToolCompleted"],
-            "groups": kinds["GroupOpened"], "replaced": kinds["MemberReplaced"],
-            "discarded": kinds["GroupDiscarded"], "batches": len(report.batches), "identical": report.identical,
-            "steps": kinds["StepCompleted"], "erased": kinds["ErasureDone"], "tokens": len(contexts),
-            "tokens sampled before": len(contexts) - len(set(contexts)),
-        }  # fmt: skip
-        return world
-
-    async def _audited(self) -> list[str]:
-        """What the log's own notary lets one see of it; nothing where the deployment has none."""
-        deployment = self._cluster.deployment
-        settings = deployment.audit
-        if not settings.enabled:
-            return []
-        vault = vault_of(deployment.store, settings)
-        try:
-            opened = await vault.open()
-            report = await audit(self._log, vault if opened else None, settings.name, own_keys(settings))
-        finally:
-            vault.close()
-        self._outcome.counts["anchored"] = report.verified
-        return [] if report.ok else [*map(str, report.findings)] or ["nothing is anchored"]
+            try:
+                news = ours.recv()
+            except EOFError:
+                break
+            if isinstance(news, _Failed):
+                raise RuntimeError(news.how)
+            yield news
+    finally:
+        ours.close()
+        if process.is_alive():
+            process.terminate()
+        process.join(END_S)
 
 
-TAGS: dict[str, Any] = {
-    "opened": SessionOpened.__struct_config__.tag,
-    "ended": {SessionCompleted.__struct_config__.tag, SessionFailed.__struct_config__.tag},
-}
+@dataclass(frozen=True)
+class _Failed:
+    """How a life failed."""
+
+    how: str
 
 
-def type_of(record: Record) -> str:
-    """A record's type by its header."""
-    return next((value or b"" for name, value in record.headers if name == "ce_type"), b"").decode(errors="replace")
+def _child(settings: Settings, carried: Carried, parent: Connection) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.setpgid(0, 0)  # Ctrl-C reaches it by its parent alone
+    stop_as_on_interrupt()
+
+    def tell(news: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody waits any more, and what is up must be stopped all the same
+            parent.send(news)
+
+    try:
+        live(settings, carried, tell)
+    except KeyboardInterrupt:
+        os._exit(130)  # the parent was told as well
+    except Exception:
+        tell(_Failed(traceback.format_exc()))
+        raise
