@@ -71,7 +71,6 @@ def _deployment_up(config: Config, stack: Stack, say: Say, keep: bool, branch: B
         asyncio.run(check_history(config, deployment))
         deployment = asyncio.run(on_its_branch(deployment, branch))
         connect(endpoints(config).ray, namespace=deployment.namespace)
-        _quieten()
         ours = not any(actors.exists(name, deployment.namespace) for name in actors.names(deployment))
         try:
             handles = actors.start(deployment, say)
@@ -87,10 +86,3 @@ def _deployment_up(config: Config, stack: Stack, say: Say, keep: bool, branch: B
         if started and not keep:
             say("stopping services")
             stack.down(lambda component, message: say(f"{component}: {message}"))
-
-
-def _quieten() -> None:
-    """Ray tells its drivers of every worker that died, on standard error; we restart them and say so ourselves."""
-    from ray._private.ray_logging import global_worker_stdstream_dispatcher
-
-    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")

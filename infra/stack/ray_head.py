@@ -29,6 +29,8 @@ from odradek.infra.stack.ports import LOOPBACK, answers
 from odradek.infra.stack.processes import spawn
 from odradek.infra.stack.state import stack_id
 
+log = logging.getLogger(__name__)
+
 LOOPBACK_ENV = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """What keeps Ray on loopback (see above)."""
 
@@ -177,6 +179,7 @@ def connect(address: str, timeout_s: float = 30.0, namespace: str = "odradek") -
         ray_constants.ENABLE_RAY_CLUSTER = False  # for a process that imported ray before the variable was set
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
     meant = signal.getsignal(signal.SIGTERM)
+    _quieten()
     try:
         ray.init(address=address, namespace=namespace, **quiet)
     except ConnectionError as error:
@@ -185,6 +188,17 @@ def connect(address: str, timeout_s: float = 30.0, namespace: str = "odradek") -
         if callable(meant) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, meant)  # Ray takes it for itself, and exits with 15
     return ray
+
+
+def _quieten() -> None:
+    """Ray tells its drivers of every worker that died, on standard output, in the middle of what a command prints there
+    (its JSON, too). Whoever places actors starts them again and says so; what Ray says is for the log."""
+    from ray._private import worker
+
+    def to_the_log(data: Any, ignore_prefix: bool = False) -> None:
+        log.info("ray: %s", " ".join(map(str, data["lines"])))
+
+    worker.print_to_stdstream = to_the_log
 
 
 def check_listening(address: str, timeout_s: float) -> None:

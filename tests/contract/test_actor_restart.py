@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -73,3 +74,14 @@ def test_a_first_start_that_fails_says_why(started: Any, tmp_path: Path) -> None
     with pytest.raises(ray.exceptions.ActorDiedError, match="the broker is away"):
         ray.get(started.remote(tmp_path).pid.remote(), timeout=DEADLINE_S)
     assert len((tmp_path / "starts").read_text().split()) == 1
+
+
+def test_what_ray_says_of_a_dead_actor_is_for_the_log_and_not_for_the_output(
+    started: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A command's standard output is what the command prints: JSON stays JSON while actors die under it."""
+    caplog.set_level(logging.INFO, "odradek.infra.stack.ray_head")
+    handle = started.remote(tmp_path)
+    os.kill(ray.get(handle.pid.remote(), timeout=DEADLINE_S), signal.SIGKILL)
+    eventually_blocking(lambda: "died or was killed" in caplog.text, "Ray's word of the dead worker", DEADLINE_S)
+    assert capfd.readouterr().out == ""

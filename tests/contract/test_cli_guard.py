@@ -152,7 +152,6 @@ from odradek.infra.cli.guard import guarded
 @shared.command_options
 @guarded
 def command(context):
-    from odradek.infra.cluster.session import _quieten
     from odradek.infra.config.services import data_dir
     from odradek.infra.stack.ray_head import RayHead, connect
     from odradek.infra.stack.stack import Stack
@@ -161,7 +160,6 @@ def command(context):
     stack = Stack(data, [RayHead(data)])
     stack.up(context.progress)
     ray = connect(stack.address("ray"))
-    _quieten()
 
     @ray.remote
     class Echo:
