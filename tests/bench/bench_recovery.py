@@ -7,7 +7,8 @@ batch every 8 groups; the last `--open` sessions are in the middle of a turn. Me
 - `whole_topic_s`: what reading sessions.v1 from its beginning costs, for comparison: nobody does it on a restart;
 - `controller_cold_s`: a controller without a snapshot, until it has handed over every open member, and what of it went
   where (`open` the broker, `recall` a snapshot, `advance`: fold what came after it, `hand_over`);
-- `controller_s`: the same from a snapshot, several times; `snapshot_made_s`: beside its work, what making one takes.
+- `controller_s`: the same from a snapshot, several times; `snapshot_made_s`: beside its work, what making one takes;
+- `assembler_s`: a restarted assembler, until it reads on where its last batch ended (it folds groups.v1 for that).
 Ray's own restart of a process (imports: seconds) is not in these numbers. Quote them from a quiet machine only.
 """
 
@@ -42,6 +43,7 @@ from odradek.actors.session.runner import SessionSpec
 from odradek.infra.stack.kafka import Kafka
 from odradek.infra.stack.testing import running, scratch
 from odradek.streams import admin, topics
+from odradek.streams.assembly.assembler import Assembler
 from odradek.streams.codec import f32, i32
 from odradek.streams.config import KafkaConfig
 from odradek.streams.envelope import Event, encode, event_id
@@ -89,7 +91,7 @@ class Writer:
         self._config = config
         self._producer = Producer({
             "bootstrap.servers": config.bootstrap, "linger.ms": 20, "compression.type": "zstd",
-            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.messages": 200_000, "enable.idempotence": True,
         })  # fmt: skip
         self.ends: dict[tuple[str, int], int] = {}
 
@@ -282,6 +284,18 @@ async def whole_topic(config: KafkaConfig) -> tuple[float, int]:
         return time.perf_counter() - began, count
 
 
+async def assembler(config: KafkaConfig) -> float:
+    async with EventLog(config) as log:
+        with timed((Assembler, "_resume")) as spent:
+            running = asyncio.create_task(Assembler(log, LANE.lane).run())
+            async with asyncio.timeout(300):
+                while not spent and not running.done():  # noqa: ASYNC110 - there is no event for it
+                    await asyncio.sleep(0.005)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    return spent["resume"]
+
+
 class Host:
     """A session actor that takes everything, and remembers what."""
 
@@ -371,6 +385,7 @@ async def measure(bootstrap: str, sessions: int, unfinished: int, data: Path) ->
     found["controller_cold_s"] = cold
     found["controller_s"] = [await controller(config, members, data) for _ in range(REPEATED)]
     found["session_host_s"] = [round(await session_host(config, groups), 2) for _ in range(REPEATED)]
+    found["assembler_s"] = [round(await assembler(config), 2) for _ in range(REPEATED)]
     seconds, records = await whole_topic(config)
     return found | {"whole_topic_s": round(seconds, 2), "session_records": records, "written_in_s": round(written, 1)}
 
