@@ -134,7 +134,7 @@ class InferenceActor:
         try:
             # Shielded: one waiter that gives up must not take the result from another.
             answer = asyncio.shield(asyncio.wrap_future(entry.future))
-            return await asyncio.wait_for(answer, max(0.0, request.deadline - time.time()) + REPLY_GRACE)
+            return await asyncio.wait_for(answer, max(0.0, request.deadline - time.monotonic()) + REPLY_GRACE)
         except TimeoutError:
             raise DeadlineExceededError(
                 f"request {request.request_id}: no answer {REPLY_GRACE:.0f} s after its deadline; is the engine stuck?"
@@ -201,7 +201,7 @@ class InferenceActor:
 
     async def _load_pinned(self, version: int, deadline: float) -> None:
         try:
-            await asyncio.wait_for(self.load(version), max(0.0, deadline - time.time()))
+            await asyncio.wait_for(self.load(version), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             raise DeadlineExceededError(f"weights {version} did not arrive before the request's deadline") from None
         self._fetched_pins[version] = None

@@ -66,7 +66,7 @@ class Engine:
         config: ModelConfig,
         numerics_id: str,
         settings: EngineSettings | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         settings = settings or EngineSettings()
         num_pages = pages_of(config, settings)

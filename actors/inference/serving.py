@@ -92,9 +92,9 @@ class ServingActor:
     # -- Ray's methods -----------------------------------------------------------------------------------------
 
     async def sample(self, request: SampleRequest, timeout_s: float) -> SampleResult:
-        """One turn, within so many seconds by this process's clock, whatever the caller's shows: two hosts' clocks need
-        not agree, and a caller an hour behind would have every request refused. See `InferenceActor.sample`."""
-        request = msgspec.structs.replace(request, deadline=time.time() + timeout_s)
+        """One turn, within so many seconds by this process's monotonic clock: two hosts' clocks need not agree, and
+        either may be set while a turn is sampled. See `InferenceActor.sample`."""
+        request = msgspec.structs.replace(request, deadline=time.monotonic() + timeout_s)
         return await self._loop.call(self._engine.sample(request))
 
     async def cancel(self, session_id: str, epoch: int) -> None:

@@ -6,6 +6,7 @@ Frozen msgspec structs without torch types, so that a session actor can build th
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import Final, Literal
 
@@ -45,8 +46,8 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     priority: Priority = Priority.RL
     pinned_version: int | None = None
     """Sample wholly under this weight version; None follows the current one, reloads included."""
-    deadline: float
-    """Unix seconds; past it the request fails with `DeadlineExceededError`."""
+    deadline: float = math.inf
+    """By the monotonic clock of the process that samples; past it the request fails with `DeadlineExceededError`."""
 
 
 class SampleResult(msgspec.Struct, frozen=True, kw_only=True):

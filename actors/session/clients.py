@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,12 @@ from typing import Any
 import ray.exceptions
 
 from odradek.actors.environment.errors import SandboxError, SandboxSpecError, SandboxSucceededError
-from odradek.actors.inference.errors import InferenceError, StaleEpochError
+from odradek.actors.inference.errors import (
+    DeadlineExceededError,
+    InferenceError,
+    StaleEpochError,
+    TerminalInferenceError,
+)
 from odradek.actors.inference.types import Priority, SampleRequest, SampleResult
 from odradek.actors.session.errors import EngineUnavailable, EnvironmentLost, SessionInfraFailure, SuperfluousOwner
 from odradek.actors.session.ports import Call, CallOutcome, Completion, EnvironmentInfo, Outgoing, WorkspaceStart
@@ -35,6 +41,9 @@ log = logging.getLogger(__name__)
 RAY_FAULTS = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.RaySystemError)
 ANSWER_GRACE_S = 7.0
 """Seconds past a request's deadline that the engine's own, more exact error is waited for."""
+AVOIDED_S = 15.0
+"""Seconds that sessions of an inference actor which failed ask another one. Too few: they wait for it again and again;
+too many: it idles, with what it had cached of them."""
 PROMPT_TOKENS = 16
 """Tokens of a prompt that take as long as one sampled token: they are computed together."""
 OPEN_TIMEOUT_S = 60.0
@@ -139,12 +148,23 @@ class KafkaJournal:
 
 
 class RayEngine:
-    """`EnginePort` over inference actors; a session stays with one of them as long as it answers (prefix reuse)."""
+    """`EnginePort` over inference actors; a session stays with one of them as long as it answers (prefix reuse). One
+    that died or did not answer is passed over for `AVOIDED_S`, if another one is there; one that was too busy is not:
+    its load would only move on."""
 
     def __init__(self, handles: Sequence[Any], token_seconds: float = 0.0) -> None:
         """`token_seconds`: what a sampled token may take of a large model, beside the timeout given."""
         self._handles = list(handles)
         self._token_seconds = token_seconds
+        self._failed: dict[int, float] = {}
+        """By replica when it failed last, by the monotonic clock."""
+
+    def _replica(self, session_id: str) -> int:
+        """The session's own, or the next one that has not failed lately; its own where all have."""
+        own = zlib.crc32(session_id.encode()) % len(self._handles)
+        since = time.monotonic() - AVOIDED_S
+        order = ((own + step) % len(self._handles) for step in range(len(self._handles)))
+        return next((one for one in order if self._failed.get(one, -math.inf) < since), own)
 
     async def sample(
         self,
@@ -176,17 +196,21 @@ class RayEngine:
             seed=seed,
             priority=Priority(priority),
             pinned_version=pinned_version,
-            deadline=time.time() + timeout_s,
         )
-        handle = self._handles[zlib.crc32(session_id.encode()) % len(self._handles)]
+        replica = self._replica(session_id)
         try:
             async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
-                result: SampleResult = await handle.sample.remote(request, timeout_s)
+                result: SampleResult = await self._handles[replica].sample.remote(request, timeout_s)
         except StaleEpochError as error:
             raise SuperfluousOwner(f"session {session_id}: {said(error)}") from error
+        except TerminalInferenceError as error:
+            raise SessionInfraFailure(f"session {session_id} turn {turn}: {said(error)}") from error
         except (*RAY_FAULTS, InferenceError, TimeoutError) as error:
+            if not isinstance(error, DeadlineExceededError):
+                self._failed[replica] = time.monotonic()
             late = f"no answer from its inference actor within {timeout_s + ANSWER_GRACE_S:g} s"
             raise EngineUnavailable(f"session {session_id} turn {turn}: {said(error, late)}") from error
+        self._failed.pop(replica, None)
         return Completion(
             tokens=result.tokens,
             logprobs=result.logprobs,

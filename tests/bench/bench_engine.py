@@ -71,7 +71,7 @@ class OurEngine:
                     max_new_tokens=wanted,
                     stop_ids=frozenset(),
                     seed=i,
-                    deadline=time.time() + 600,
+                    deadline=time.monotonic() + 600,
                 )
             )
         while not self.engine.idle:
@@ -148,7 +148,7 @@ def own_cost(engine: Engine, rows: int, tokens: int) -> tuple[float, float]:
                 max_new_tokens=tokens,
                 stop_ids=frozenset(),
                 seed=i,
-                deadline=time.time() + 600,
+                deadline=time.monotonic() + 600,
             )
         )
     steps = []

@@ -42,7 +42,7 @@ def req(name: str = "r", n: int = 10, seconds: float = 60, **changes: object) ->
         max_new_tokens=n,
         stop_ids=frozenset(),
         seed=11,
-        deadline=time.time() + seconds,
+        deadline=time.monotonic() + seconds,
     )
     return msgspec.structs.replace(request, **changes)
 

@@ -106,7 +106,7 @@ def _request(number: int, rollout: Rollout, template: XmlTemplate, temperature: 
         stop_ids=template.stop_ids,
         temperature=temperature,
         seed=rollout.seed,
-        deadline=time.time() + REQUEST_SECONDS,
+        deadline=time.monotonic() + REQUEST_SECONDS,
     )
 
 
