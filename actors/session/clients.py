@@ -201,6 +201,9 @@ class RayEngine:
         try:
             async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
                 result: SampleResult = await self._handles[replica].sample.remote(request, timeout_s)
+        except asyncio.CancelledError:
+            self._handles[replica].cancel.remote(session_id, epoch)  # nobody waits: the engine need not go on
+            raise
         except StaleEpochError as error:
             raise SuperfluousOwner(f"session {session_id}: {said(error)}") from error
         except TerminalInferenceError as error:

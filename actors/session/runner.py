@@ -23,7 +23,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from odradek.actors.policy.template import ChatTemplate
 from odradek.actors.session import calls
@@ -85,6 +86,7 @@ class SessionRunner:
         self._calls = calls.ToolCalls(self._owned, effects, environment)
         self._owner = False
         self._input = asyncio.Event()
+        self._called_off = asyncio.Event()
         self._started = time.monotonic()
 
     @property
@@ -128,9 +130,12 @@ class SessionRunner:
             await self._calls.close()
 
     async def post(self, body: MessageReceived | CancelRequested) -> None:
-        """An input from outside: on the log, and seen at the next decision."""
+        """An input from outside: on the log, and seen at the next decision. A turn that is being sampled is not waited
+        for where the session is called off; a tool is, because what it does is done."""
         await self._owned.post(body)
         self._input.set()
+        if isinstance(body, CancelRequested):
+            self._called_off.set()
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -160,7 +165,7 @@ class SessionRunner:
         deadline = time.monotonic() + calls.INFRA_DEADLINE_S
         while True:
             try:
-                completion = await self._engine.sample(
+                sampling = self._engine.sample(
                     session_id=self.spec.session_id,
                     epoch=self.state.epoch,
                     turn=action.turn,
@@ -174,11 +179,14 @@ class SessionRunner:
                     pinned_version=opened.pinned_version,
                     timeout_s=SAMPLE_TIMEOUT_S,
                 )
+                completion = await self._unless_called_off(sampling)
                 break
             except EngineUnavailable:
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(calls.RETRY_PAUSE_S)
+        if completion is None:
+            return
         turn = TurnSampled(
             turn=action.turn,
             segment=self.state.segment,
@@ -198,6 +206,17 @@ class SessionRunner:
             decode_ms=completion.decode_ms,
         )
         await self._append_owner(f"turn.{action.turn}", [turn])
+
+    async def _unless_called_off(self, sampling: Coroutine[Any, Any, Completion]) -> Completion | None:
+        """The turn; None where the session is called off before: then sampling is stopped."""
+        tasks = asyncio.ensure_future(sampling), asyncio.ensure_future(self._called_off.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return await tasks[0] if tasks[0].done() else None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _experts(self, action: Sample, completion: Completion) -> bytes:
         """Those of the context's routed experts that no earlier turn of the segment has logged."""

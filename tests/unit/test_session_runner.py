@@ -18,6 +18,7 @@ from support.session_world import (
 
 from odradek.actors.session import calls
 from odradek.actors.session import runner as runner_module
+from odradek.actors.session.ports import Completion
 from odradek.actors.session.state import SessionFold
 from odradek.streams.codec import read_i32
 from odradek.streams.errors import AppendUncertain
@@ -223,6 +224,28 @@ async def test_cancel_ends_the_session_at_the_next_step() -> None:
     await one.run()
     ends = [body for body in journal.bodies() if isinstance(body, SessionCompleted)]
     assert [end.reason for end in ends] == ["cancelled"] and ends[0].usage.turns == 1
+
+
+async def test_a_session_that_is_called_off_does_not_wait_for_its_turn() -> None:
+    """A person's Ctrl-C, or the end of a group, while a long turn is sampled or the engine does not answer."""
+    asked, stopped = asyncio.Event(), asyncio.Event()
+
+    class Silent(ScriptedModel):
+        async def sample(self, *, turn: int, tokens: list[int], **_: object) -> Completion:
+            asked.set()
+            try:
+                return await asyncio.Future()
+            finally:
+                stopped.set()
+
+    journal = MemoryJournal()
+    one = runner(journal, Silent([]), FolderEnvironment(), spec({"a.py": "x"}))
+    running = asyncio.create_task(one.run())
+    await asyncio.wait_for(asked.wait(), 30)
+    await one.post(CancelRequested(request_id="c", reason="group closed"))
+    await asyncio.wait_for(running, 30)
+    ends = [body for body in journal.bodies() if isinstance(body, SessionCompleted)]
+    assert [end.reason for end in ends] == ["cancelled"] and stopped.is_set()
 
 
 async def test_a_message_that_arrives_while_tools_run_comes_after_their_results() -> None:

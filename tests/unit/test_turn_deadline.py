@@ -5,12 +5,14 @@ actors/inference/serving.py, actors/session/clients.py.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 import ray.exceptions
+from support.waiting import eventually
 
 from odradek.actors.inference.errors import ContextTooLongError, DeadlineExceededError, EngineCrashedError
 from odradek.actors.inference.serving import ServingActor
@@ -55,21 +57,40 @@ class Handle:
         return await self._actor.sample(*arguments)
 
 
+class Cancelled:
+    """The handle of a replica's `cancel`."""
+
+    def __init__(self) -> None:
+        self.sessions: list[tuple[str, int]] = []
+
+    def remote(self, session_id: str, epoch: int) -> None:
+        self.sessions.append((session_id, epoch))
+
+
 class Replica:
     """Another handle: raises what it is told to, and answers otherwise."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.fault: Exception | None = None
+        self.silent = False
+
+        self.cancelled = Cancelled()
 
     @property
     def sample(self) -> Replica:
         return self
 
+    @property
+    def cancel(self) -> Cancelled:
+        return self.cancelled
+
     async def remote(self, request: SampleRequest, _timeout_s: float) -> SampleResult:
         self.asked += 1
         if self.fault is not None:
             raise self.fault
+        if self.silent:
+            await asyncio.Future()
         return SampleResult(
             request_id=request.request_id, session_id=request.session_id, epoch=request.epoch, tokens=[0],
             logprobs=[0.0], weight_spans=[(0, 0)], numerics_id="n", finish_reason="stop", cached_tokens=0,
@@ -147,3 +168,14 @@ async def test_a_request_that_can_never_be_accepted_ends_the_session_at_once() -
     replica.fault = ContextTooLongError("5 tokens, the model holds 4")
     with pytest.raises(SessionInfraFailure, match="5 tokens, the model holds 4"):
         await ask(RayEngine([replica]))
+
+
+async def test_an_engine_is_told_of_a_turn_that_nobody_waits_for_any_more() -> None:
+    replica = Replica()
+    replica.silent = True
+    turn = asyncio.create_task(ask(RayEngine([replica])))
+    await eventually(lambda: replica.asked, "the request")
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    assert replica.cancelled.sessions == [("s", 0)]
