@@ -36,6 +36,10 @@ EXTERNAL_DEADLINE_S = 10.0
 STATUS_DEADLINE_S = 5.0
 """Seconds for one component's health check in `status`."""
 
+HUNG_S = 90.0
+"""Seconds that a service which is there may take to answer `up` before it counts as hung and is started again. Too low
+takes a busy one for that; too high keeps a person waiting for one that hangs."""
+
 STOP_DEADLINE_S = 60.0
 """Seconds after which `down` gives up on a process that even SIGKILL does not end (stuck in the kernel)."""
 
@@ -112,7 +116,7 @@ class Stack:
             state = msgspec.structs.replace(read_state(self.data), stopping=False)
             write_state(self.data, state)
             with ThreadPoolExecutor(len(self.components)) as pool:
-                healthy = list(pool.map(lambda part: self._healthy(state, part), self.components))
+                healthy = list(pool.map(lambda part: self._healthy(state, part, progress), self.components))
             missing = [part for part, good in zip(self.components, healthy, strict=True) if not good]
             for part in missing:
                 self._end_part(state, part, part.stop_grace_s)
@@ -185,14 +189,21 @@ class Stack:
         shared.record(part.name, running)
         progress(part.name, f"ready at {planned.address} after {started.elapsed:.1f} s")
 
-    def _healthy(self, state: StackState, part: Component) -> bool:
+    def _healthy(self, state: StackState, part: Component, progress: Progress) -> bool:
+        """Whether it can be left as it is. One that is there and slow is waited for: to start it again would end all
+        that it does for others, every actor where it is Ray."""
         known = state.components.get(part.name)
         if known is None or not processes.marked(self._mark(part.name)):
             return False
-        try:
-            part.check(known.ports, STATUS_DEADLINE_S)
-        except InfraError:
-            return False
+        patience = Deadline(HUNG_S)
+        while reason := _reason(lambda: part.check(known.ports, STATUS_DEADLINE_S)):
+            if _dead(part, known.ports):
+                return False
+            if patience.expired:
+                progress(part.name, f"has not answered for {patience.elapsed:.0f} s ({reason}): starting it again")
+                return False
+            progress(part.name, f"is there and does not answer yet ({reason})")
+            time.sleep(processes.POLL_S)
         return True
 
     # -- down -------------------------------------------------------------------------------------------------------
@@ -268,7 +279,7 @@ class Stack:
         if known is None or not pids:
             return ComponentStatus(part.name, "stopped", known.address if known else "", embedded=True)
         reason = "" if skip_check else _reason(lambda: part.check(known.ports, STATUS_DEADLINE_S))
-        health: Health = "unhealthy" if reason else "running"
+        health: Health = "running" if not reason else "unhealthy" if _dead(part, known.ports) else "silent"
         return ComponentStatus(part.name, health, known.address, True, pids, known.log, reason)
 
     def watched(self) -> dict[str, str]:
@@ -282,7 +293,7 @@ class Stack:
         for part in self.components:
             known = state.components.get(part.name)
             if known is not None and known.processes:
-                dead = [where for where in part.listens(known.ports) if port_choice.refused(where)]
+                dead = _dead(part, known.ports)
                 why = f"{part.name}: nothing listens on {dead[0]} any more" if dead else ""
                 found[f"{part.name} {known.started_at}"] = why
         return found
@@ -355,6 +366,11 @@ def _external_status(service: External) -> ComponentStatus:
     reason = _reason(lambda: service.check(STATUS_DEADLINE_S))
     health: Health = "unhealthy" if reason else "running"
     return ComponentStatus(service.name, health, service.address, embedded=False, reason=reason)
+
+
+def _dead(part: Component, ports: Mapping[str, int]) -> list[int | Path]:
+    """Where it should listen and certainly does not."""
+    return [where for where in part.listens(ports) if port_choice.refused(where)]
 
 
 def _reason(check: Callable[[], None]) -> str:

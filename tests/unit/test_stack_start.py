@@ -11,6 +11,7 @@ import pytest
 from support.waiting import eventually_blocking
 
 from odradek.infra.errors import ComponentFailed, Unreachable
+from odradek.infra.stack import stack as stack_module
 from odradek.infra.stack.component import Progress
 from odradek.infra.stack.ports import LOOPBACK, answers, refused
 from odradek.infra.stack.processes import spawn
@@ -134,3 +135,38 @@ def test_a_service_that_dies_under_its_starter_is_seen_before_the_starter_gives_
     ):
         stack.up(kill_it)
     assert said[0] == "starting" and all("(its starter still runs)" in line for line in said[1:])
+
+
+def test_a_service_that_is_there_and_slow_is_waited_for_and_not_started_again(data: Path) -> None:
+    """A Ray that is started again takes every actor with it."""
+    busy = Service(data, "ray")
+    stack = Stack(data, [busy])
+    before = stack.up().components[0].pids
+    said: list[str] = []
+
+    def slow() -> None:
+        if len(said) < 2:
+            raise Unreachable("ray: no answer within 45 s")
+
+    busy.checked = slow
+    assert [status.health for status in stack.status()] == ["silent"]
+    assert stack.up(lambda _component, message: said.append(message)).started == ()
+    assert said == ["is there and does not answer yet (ray: no answer within 45 s)"] * 2
+    assert stack.status()[0].pids == before
+
+
+def test_a_service_that_hangs_is_started_again_in_the_end(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_module, "HUNG_S", 0.2)
+    hung = Service(data, "ray")
+    stack = Stack(data, [hung])
+    before = stack.up().components[0].pids
+    said: list[str] = []
+
+    def silent() -> None:
+        if "starting" not in said:
+            raise Unreachable("ray: no answer within 45 s")
+
+    hung.checked = silent
+    result = stack.up(lambda _component, message: said.append(message))
+    assert result.started == ("ray",) and result.components[0].pids != before
+    assert any(line.startswith("has not answered for ") and line.endswith("starting it again") for line in said)
