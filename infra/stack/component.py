@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,9 @@ from odradek.infra.stack.processes import POLL_S, log_tail
 
 SAY_S = 3.0
 """Seconds between two lines of progress of one component; three start at the same time."""
+
+WORDS = 300
+"""Characters of an error log's line that are quoted: its end, where the cause is."""
 
 Progress = Callable[[str, str], None]
 """Called with (component, what happens now) whenever something takes a while."""
@@ -42,6 +46,11 @@ class Component(Protocol):
     @property
     def stop_grace_s(self) -> float:
         """Seconds it may take to end by itself before it is killed."""
+
+    @property
+    def error_logs(self) -> Mapping[Path, Path]:
+        """Files whose first line, if there is one, says what its processes died of; by each where it lies after
+        `clean`."""
 
     @property
     def detaches(self) -> bool:
@@ -80,7 +89,7 @@ def wait_ready(
     while True:
         code = process.poll()
         if code is not None and not (code == 0 and component.detaches):
-            raise ComponentFailed(f"{component.name} ended with exit code {code}: {log_tail(log)}; log: {log}")
+            raise ComponentFailed(f"{component.name} ended with exit code {code}: {_words(component, log)}")
         if code is None and component.detaches:
             reason = "its starter still runs"
         else:
@@ -95,14 +104,23 @@ def wait_ready(
             elif where in listened:
                 raise ComponentFailed(
                     f"{component.name} died while it was starting (nothing listens on {where} any more): "
-                    f"{log_tail(log)}; log: {log}"
+                    f"{_words(component, log)}"
                 )
         if deadline.expired:
             raise ComponentFailed(
-                f"{component.name} was not ready within {deadline.seconds:.0f} s ({reason}): {log_tail(log)}; "
-                f"log: {log}"
+                f"{component.name} was not ready within {deadline.seconds:.0f} s ({reason}): {_words(component, log)}"
             )
         if deadline.elapsed >= said + SAY_S:
             said = int(deadline.elapsed)
             progress(component.name, f"starting, {said} s ({reason})")
         time.sleep(POLL_S * 2)
+
+
+def _words(component: Component, log: Path) -> str:
+    """What it said last, in one line, and where."""
+    for file, kept in component.error_logs.items():
+        with suppress(OSError):
+            said = file.read_text(errors="replace").strip().splitlines()
+            if said:
+                return f"{said[0][-WORDS:]}; log: {kept}"
+    return f"{log_tail(log)}; log: {log}"

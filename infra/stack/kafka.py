@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 from odradek.infra.errors import ComponentFailed, Unreachable
 from odradek.infra.stack.component import Progress
@@ -92,6 +93,7 @@ class Kafka:
     port_names = ("broker", "controller")
     start_deadline_s = 180.0
     stop_grace_s = 20.0
+    error_logs: Mapping[Path, Path] = MappingProxyType({})
     detaches = False
 
     def __init__(self, data: Path, cache: Path | None = None) -> None:

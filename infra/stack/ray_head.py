@@ -19,14 +19,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from odradek.infra.errors import ComponentFailed, StackError, Unreachable
 from odradek.infra.stack.component import Progress
 from odradek.infra.stack.ports import LOOPBACK, answers
-from odradek.infra.stack.processes import spawn
+from odradek.infra.stack.processes import marked, spawn
 from odradek.infra.stack.state import stack_id
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,10 @@ CLIENT_START_S = 40.0
 """Seconds for the health check's program to import Ray: 2 on an idle core, 15 to 20 beside a demo. Too low calls a busy
 machine's Ray unhealthy; too high delays that verdict where it is true."""
 
+NO_PORT = "-1"
+LOOK_S = 0.5
+"""Seconds between two looks for the raylet. More than ten, and it has given up waiting."""
+
 KEPT_SESSIONS = 3
 """How many old sessions' logs stay for reading after the fact."""
 
@@ -56,6 +62,7 @@ _ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_worker_niceness": "0",
+    "RAY_agent_register_timeout_ms": "150000",
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "PYTHONUNBUFFERED": "1",
@@ -66,7 +73,7 @@ class RayHead:
     """The head node of one data folder."""
 
     name = "ray"
-    port_names = ("gcs",)
+    port_names = ("gcs", "metrics_agent", "metrics_export", "runtime_env_agent")
     start_deadline_s = 180.0
     stop_grace_s = 5.0
     detaches = True
@@ -76,6 +83,8 @@ class RayHead:
         self._cpus = cpus
         path = str(self._folder.resolve())
         fits = len(path) <= MAX_TEMP_PATH and path.isascii()  # Ray encodes it as ASCII
+        self._outside = not fits
+        self._kept = self._folder / "logs"
         self.temp = self._folder.resolve() if fits else Path(tempfile.gettempdir()) / f"odr-ray-{stack_id(data)}"
 
     def address(self, ports: Mapping[str, int]) -> str:
@@ -91,13 +100,17 @@ class RayHead:
             shutil.rmtree(old, ignore_errors=True)
 
     def start(self, ports: Mapping[str, int], mark: str, log: Path) -> subprocess.Popen[bytes]:
-        """`ray start`, which returns when head and raylet run."""
+        """`ray start`, which returns when head and raylet run. The agents' ports are given: for one that it has to ask
+        for, the raylet waits 15 s and dies (ray-project/ray #65983), and a busy host takes longer to start an agent."""
         command = [
             *_ray_command(),
             "start",
             "--head",
             f"--node-ip-address={LOOPBACK}",
             f"--port={ports['gcs']}",
+            f"--dashboard-agent-grpc-port={ports['metrics_agent']}",
+            f"--metrics-export-port={ports['metrics_export']}",
+            f"--runtime-env-agent-port={ports['runtime_env_agent']}",
             f"--num-cpus={self._cpus}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
             f"--temp-dir={self.temp}",
@@ -107,7 +120,9 @@ class RayHead:
             "--no-monitor",
             "--log-color=false",
         ]
-        return spawn(command, mark=mark, log=log, cwd=self._folder, env=_ENVIRONMENT)
+        starter = spawn(command, mark=mark, log=log, cwd=self._folder, env=_ENVIRONMENT)
+        threading.Thread(target=_answer_for_the_agent, args=(mark, starter), daemon=True).start()
+        return starter
 
     def check(self, ports: Mapping[str, int], timeout_s: float) -> None:
         """Ray's own health check, which asks the GCS only, and whether the raylet is there: a head without one looks
@@ -120,6 +135,17 @@ class RayHead:
         return (ports["gcs"], self._raylet)
 
     @property
+    def error_logs(self) -> Mapping[Path, Path]:
+        """Of raylet and head: `ray start` itself does not quote them."""
+        names = [f"{program}.err" for program in ("raylet", "gcs_server")]
+        kept = self._kept if self._outside else self._logs
+        return {self._logs / name: kept / name for name in names}
+
+    @property
+    def _logs(self) -> Path:
+        return self.temp / "session_latest" / "logs"
+
+    @property
     def _raylet(self) -> Path:
         return self.temp / "session_latest" / "sockets" / "raylet"
 
@@ -127,9 +153,32 @@ class RayHead:
         """Nothing: actors are placed by the controller."""
 
     def clean(self, ports: Mapping[str, int]) -> None:
-        """The folder outside the data folder, if the path was too long or not plain enough to be inside."""
-        if self.temp.parent != self._folder.parent.resolve():
-            shutil.rmtree(self.temp, ignore_errors=True)
+        """The folder outside the data folder, if the path was too long or not plain enough to be inside; its logs are
+        kept inside."""
+        if not self._outside:
+            return
+        if self._logs.is_dir():
+            shutil.rmtree(self._kept, ignore_errors=True)
+            with suppress(OSError, shutil.Error):  # a disk without room, or a log that vanishes: what can be kept is
+                shutil.copytree(self._logs, self._kept)
+        shutil.rmtree(self.temp, ignore_errors=True)
+
+
+def _answer_for_the_agent(mark: str, starter: subprocess.Popen[bytes]) -> None:
+    """Of the agent's third port `ray start` tells the raylet nothing, which waits for the agent to say it in a file.
+    Said here, as the agent says it where Ray has no dashboard: there is none."""
+    while starter.poll() is None:
+        for name in marked(mark):
+            with suppress(OSError, KeyError):
+                words = Path(f"/proc/{name.pid}/cmdline").read_bytes().decode().split("\0")
+                if words[0].endswith("/raylet"):
+                    given = dict(word.removeprefix("--").split("=", 1) for word in words[1:] if "=" in word)
+                    file = Path(given["session_dir"]) / f"dashboard_agent_listen_port_{given['node_id']}"
+                    half = file.with_name(f".{file.name}")
+                    half.write_text(NO_PORT)
+                    half.replace(file)
+                    return
+        time.sleep(LOOK_S)
 
 
 def _ray_command() -> list[str]:

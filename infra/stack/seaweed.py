@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -61,6 +62,7 @@ class Seaweed:
     )
     start_deadline_s = 120.0
     stop_grace_s = 1.0  # its graceful stop waits 15 s for streams between its own roles; a kill loses nothing
+    error_logs: Mapping[Path, Path] = MappingProxyType({})
     detaches = False
 
     def __init__(self, data: Path, bucket: str = DEFAULT_BUCKET) -> None:

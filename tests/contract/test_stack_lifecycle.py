@@ -19,7 +19,7 @@ from support.waiting import eventually_blocking
 from odradek.infra.errors import ComponentFailed, DiskFull
 from odradek.infra.stack import processes
 from odradek.infra.stack.kafka import Kafka
-from odradek.infra.stack.ray_head import connect
+from odradek.infra.stack.ray_head import RayHead, connect
 from odradek.infra.stack.seaweed import Seaweed
 from odradek.infra.stack.stack import Stack
 from odradek.infra.stack.state import ComponentState, StackState, stack_id, write_state
@@ -264,3 +264,21 @@ def _listening(pids: set[int]) -> set[str]:
         found |= {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
     assert found, "nothing listens at all"
     return found
+
+
+SLOW_AGENT = """
+import time
+if "/dashboard/agent.py" in open("/proc/self/cmdline").read():
+    time.sleep(25)
+"""
+
+
+def test_a_ray_whose_agent_takes_long_to_start_comes_up_all_the_same(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy host: its raylet waits 15 s for what the agent writes, and dies (ray-project/ray #65983)."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with running(data, RayHead(data)) as stack:
+        (status,) = stack.status()
+        assert status.health == "running"

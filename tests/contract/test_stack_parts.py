@@ -245,3 +245,16 @@ def test_a_head_whose_raylet_was_killed_is_not_healthy(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(Unreachable, match="raylet is gone"):
         check_raylet(path, 1.0)
+
+
+def test_what_ray_said_outlives_the_folder_that_it_needs_outside_the_data_folder(tmp_path: Path) -> None:
+    """A path too long for its sockets: the error that names a log must name one that is still there."""
+    data = tmp_path / ("long" * 12)
+    data.mkdir()
+    head = RayHead(data)
+    written, kept = next(iter(head.error_logs.items()))
+    assert not written.is_relative_to(data) and kept.is_relative_to(data)
+    written.parent.mkdir(parents=True)
+    written.write_text("Check failed")
+    head.clean({})
+    assert kept.read_text() == "Check failed" and not head.temp.exists()

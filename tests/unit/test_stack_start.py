@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from support.waiting import eventually_blocking
@@ -39,6 +40,7 @@ class Service:
     port_names = ("main",)
     start_deadline_s = 60.0
     stop_grace_s = 0.0
+    error_logs: Mapping[Path, Path] = MappingProxyType({})
 
     def __init__(self, data: Path, name: str, *, script: str = LISTEN, detaches: bool = False) -> None:
         self.name, self.detaches = name, detaches
@@ -97,6 +99,18 @@ def test_what_a_failed_up_ends_is_not_taken_for_a_service_that_died(data: Path) 
     assert list(seen[0].values()) == [""], "it was watched, and well"
     assert seen[1:] and not any(seen[1:]), "the person is told of ray alone"
     assert {status.health for status in stack.status()} == {"stopped"}
+
+
+def test_what_a_service_died_of_is_quoted_from_its_own_error_log(data: Path) -> None:
+    """`ray start` prints hints; why the raylet died stands in the raylet's own file."""
+    bad = Service(data, "ray", script="print('see the documentation'); raise SystemExit(1)")
+    bad.error_logs = {data / f"{name}.err": data / "kept" / f"{name}.err" for name in ("empty", "raylet", "other")}
+    (data / "empty.err").write_text("")
+    (data / "raylet.err").write_text("Check failed: timed out waiting for file x\n*** StackTrace ***\n  at raylet\n")
+    with pytest.raises(
+        ComponentFailed, match=r"^ray ended with exit code 1: Check failed: timed out .* x; log: .*kept/raylet\.err$"
+    ):
+        Stack(data, [bad]).up()
 
 
 def test_while_an_up_is_under_way_status_says_what_is_starting_and_does_not_ask_it(data: Path) -> None:
