@@ -248,7 +248,7 @@ def _refused(error: botocore.exceptions.ClientError, where: str, key: str) -> Ex
     if code == "NoSuchBucket":
         return Terminal(f"{where}: the bucket does not exist; create it (`odradek up` does) or fix its name", key=key)
     if _status(error) == 404:
-        return BlobMissing(f"{where}: no such object", key=key)
+        return BlobMissing(f"{where}: no such object; restore it from a copy of the bucket", key=key)
     if _status(error) >= 500 or _status(error) == 429:
         return StoreUnreachable(f"{where}: the store answers {_status(error)} {code}", key=key)
     return Terminal(f"{where}: refused with {_status(error)} {code}; check keys and permissions", key=key)

@@ -260,7 +260,10 @@ class Checkpoints:
                     f"version {manifest.version} ({manifest.name}) was pruned: its weights are no longer kept; "
                     f"trainer.keep_versions and trainer.keep_every say which are"
                 ) from e
-            raise IncompleteCheckpointError(f"{manifest.name}: shard {name!r} cannot be used: {e}") from e
+            raise IncompleteCheckpointError(
+                f"{manifest.name}: shard {name!r} cannot be used: {e}, or see with `odradek restore --dry-run` "
+                f"from which version the lane can go on"
+            ) from e
 
 
 def _trainer_shard(state: TrainerState) -> bytes:
