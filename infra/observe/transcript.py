@@ -164,7 +164,7 @@ class _Reader:
             case SessionCompleted():
                 return entry("completed", body.reason)
             case SessionFailed():
-                return entry("failed", body.cause)
+                return entry("failed", body.cause or "its subject was erased")
             case TurnSampled():
                 return self._turn(offset, time_ms, body, self._cannot_see)
             case ToolRequested():

@@ -117,6 +117,8 @@ class View:
                 turns = f"{body.usage.turns} turn{'s' * (body.usage.turns != 1)}"
                 calls = f"{body.usage.calls} call{'s' * (body.usage.calls != 1)}"
                 return [Line("note", f"{ENDS[body.reason]} ({turns}, {calls})")]
+            case SessionFailed(cause=""):  # all that may be written of somebody who was erased
+                return [Line("error", "the session has ended: its subject was erased")]
             case SessionFailed():
                 return [Line("error", f"the session failed on our side: {clean(body.cause)}")]
             case _:

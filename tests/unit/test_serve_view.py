@@ -156,6 +156,7 @@ def test_model_text_and_milestones() -> None:
             ["the budget of turns is used up (1 turn, 2 calls)"],
         ),
         (SessionFailed(cause="no engine", first_offset=0), ["the session failed on our side: no engine"]),
+        (SessionFailed(cause="", first_offset=0), ["the session has ended: its subject was erased"]),
     ]
     for event, expected in told:
         assert _text(view.tell(event)) == expected
