@@ -46,6 +46,8 @@ FETCH_BYTES_S = 10e6
 """Bytes of weights a second, at the slowest: what adds to that for a large model."""
 RETRY_S = 2.0
 """Seconds before the current version is tried again after a failed load."""
+DETAIL = 500
+"""Characters of the reason that go onto the log: keys and hashes are long."""
 START_DEADLINE_S = 60.0
 
 
@@ -60,6 +62,8 @@ class ServingActor:
         self._wanted: CurrentWeights | None = None
         self._serving = ""
         """Manifest of the version that is served."""
+        self._refused = ""
+        """Why the version that it is to serve is not; empty where it is, or nothing was tried yet."""
         self._live = False
         """Whether weights.v1 was read to its end: until then a version may turn out to be given up."""
         self._changed = asyncio.Event()
@@ -116,7 +120,7 @@ class ServingActor:
             "cached_tokens": stats.cached_tokens,
             "busy_s": stats.busy_seconds,
             "loads": self._loads,
-            "fault": self._loop.stood_down,
+            "fault": self._loop.stood_down or self._refused,
         }
 
     # -- weights -----------------------------------------------------------------------------------------------
@@ -183,12 +187,15 @@ class ServingActor:
             engine = self._engine
             try:
                 if await engine.on_weights(wanted.version) and engine is self._engine:
-                    self._serving = wanted.manifest_key
+                    self._serving, self._refused = wanted.manifest_key, ""
                     self._loads += 1
                     await self._report(wanted.version, healthy=True, detail="")
             except Exception as error:
-                log.exception("version %d could not be loaded", wanted.version)
-                await self._report(wanted.version, healthy=False, detail=f"{type(error).__name__}: {error}"[:200])
+                refused = f"version {wanted.version} can't be loaded: {type(error).__name__}: {error}"
+                if refused != self._refused:  # said once, tried again and again
+                    self._refused = refused
+                    log.warning("%s", refused, exc_info=error)
+                    await self._report(wanted.version, healthy=False, detail=refused[:DETAIL])
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
 
@@ -206,7 +213,7 @@ class ServingActor:
             load_ms=state.load_seconds * 1000,
             detail=detail,
         )
-        identifier = event_id("replica", self._name, self._boot_id, version, self._loads, str(healthy))
+        identifier = event_id("replica", self._name, self._boot_id, version, self._loads, str(healthy), detail)
         await self._log.append(topics.REPLICAS.name, self._name, Event.of(body, id=identifier, source=self._name))
 
 

@@ -37,6 +37,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     """current, pinned, rolled back to, pruned."""
     replicas: list[str]
     """That serve it now and are healthy."""
+    refused: dict[str, str]
+    """By inference actor that is to serve it and can't: why."""
 
 
 @click.group(epilog=EXIT_CODES)
@@ -204,6 +206,11 @@ def _row(versions: Versions, number: int) -> Version:
             *(["pruned"] if number in versions.pruned else []),
         ],
         replicas=sorted(one.replica for one in versions.replicas.values() if one.version == number and one.healthy),
+        refused={
+            one.replica: one.detail
+            for one in sorted(versions.replicas.values(), key=lambda one: one.replica)
+            if one.version == number and not one.healthy
+        },
     )
 
 
@@ -211,7 +218,8 @@ def _line(row: Version) -> str:
     served = f"served by {', '.join(row.replicas)}" if row.replicas else ""
     made = f"from batch {row.batch_id}" if row.batch_id else "warm start"
     made = f"copy of {row.parent_key}" if row.parent_key else made
-    return f"{row.version:5d}  {row.published}  {made:<47} {', '.join(row.marks):<9} {served}".rstrip()
+    line = f"{row.version:5d}  {row.published}  {made:<47} {', '.join(row.marks):<9} {served}".rstrip()
+    return "\n".join([line, *(f"       {replica}: {why or 'not loaded'}" for replica, why in row.refused.items())])
 
 
 def _explained(found: Lineage, sessions: bool) -> str:

@@ -74,16 +74,18 @@ def test_versions_are_listed_with_who_serves_them(cli: Cli, config: KafkaConfig)
             ("inference-0", 1, True),
             ("inference-1", 1, False),
         ):
-            body = ReplicaReported(replica=replica, policy="demo", version=version, healthy=healthy)
+            detail = "" if healthy else "a shard is gone"
+            body = ReplicaReported(replica=replica, policy="demo", version=version, healthy=healthy, detail=detail)
             await small.append("replicas.v1", replica, body, replica, version)
 
     on_log(config, report)
     first, second = cli("weights", "list", "--json").json
     assert (first["version"], first["batch_id"], first["replicas"]) == (0, "", [])
     assert (second["version"], second["parent"], second["marks"]) == (1, 0, ["current"])
-    assert second["replicas"] == ["inference-0"]
+    assert second["replicas"] == ["inference-0"] and second["refused"] == {"inference-1": "a shard is gone"}
     text = cli("weights", "list").out.splitlines()
     assert "warm start" in text[0] and "served by inference-0" in text[1]
+    assert text[2].strip() == "inference-1: a shard is gone"
 
 
 def test_a_pin_and_a_roll_back_are_what_the_controller_folds(cli: Cli, config: KafkaConfig) -> None:

@@ -16,7 +16,7 @@ from support.waiting import eventually
 from odradek.actors.inference.serving import ServingActor
 from odradek.actors.runtime.deployment import Deployment, ObjectStoreAddress
 from odradek.actors.trainer.checkpoint import Checkpoints, TrainerState
-from odradek.actors.trainer.manifest import Origin, Place
+from odradek.actors.trainer.manifest import Origin, Place, decode
 from odradek.actors.trainer.testing import tiny_policy
 from odradek.kernels.numerics import numerics_id
 from odradek.streams import topics
@@ -133,6 +133,30 @@ async def test_a_replica_stays_on_its_weights_at_what_a_newer_release_wrote_and_
         fault = await eventually(stands_down, "the replica to stand down", PATIENCE_S)
         assert "'version.moved.v9'" in fault and fault.endswith(f" at {ref}")
         assert (await replica.state())["version"] == 1
+
+
+async def test_a_version_that_cannot_be_loaded_is_said_once_and_served_when_it_is_mended(served: Served) -> None:
+    """A replica without weights answers and samples nothing: whoever looks must see it, and what to do."""
+    current = await served.publish("", 1, seed=1)
+    manifest = decode(await served.store.get(current.manifest_key), current.manifest_key)
+    shard = manifest.shard("weights").key
+    whole = await served.store.get(shard)
+    await served.store.remove(shard)
+    await served.serve(current)
+    with served.replica() as replica:
+
+        async def refused() -> str:
+            return str((await replica.state())["fault"])
+
+        fault = await eventually(refused, "the replica to say so", PATIENCE_S)
+        assert fault.startswith("version 1 can't be loaded: ") and shard in fault and "odradek restore" in fault
+        await served.store.put_if_absent(shard, whole)
+        await served.until_served(replica, "", 1)
+        assert await refused() == ""
+
+    end = await served.log.stable_end(topics.REPLICAS.name, 0)
+    reports = [record.event.body async for record in served.log.read(topics.REPLICAS.name, 0, 0, end)]
+    assert [(report.version, report.healthy) for report in reports] == [(1, False), (1, True)]
 
 
 async def test_a_replica_that_starts_after_a_restore_never_loads_what_was_given_up(served: Served) -> None:
