@@ -161,7 +161,7 @@ async def test_manifest_whose_object_is_not_uploaded_is_refused_by_name() -> Non
     store = DamagedStore()
     published = await chain(store)
     store.lose(published[0].manifest.shard(WEIGHTS).key)
-    with pytest.raises(IncompleteCheckpointError, match=r"first/demo/main/0: shard 'weights' cannot be used: .*restore"):
+    with pytest.raises(IncompleteCheckpointError, match=r"main/0: shard 'weights' cannot be used: .*restore"):
         await Checkpoints(store, PLACE).weights(published[5].manifest)
 
 
