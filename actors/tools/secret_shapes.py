@@ -75,6 +75,47 @@ SHAPES = (
     Shape("TWILIO_KEY", ("AC", "SK"), r"\b(?:AC|SK)[a-f0-9]{32}\b"),
     Shape("JWT", ("eyJ",), r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
     Shape("BEARER_TOKEN", ("earer ",), r"\b[Bb]earer +([A-Za-z0-9._~+/-]{20,}=*)", group=1),
+    Shape("AGE_KEY", ("AGE-SECRET-KEY-1",), r"AGE-SECRET-KEY-1[0-9A-Z]{40,}"),
+    Shape(
+        "PRIVATE_KEY", ("Private-Lines:",), r"Private-Lines: \d+\r?\n((?:[A-Za-z0-9+/=]+\r?(?:\n|$))+)", group=1
+    ),  # PuTTY
+    Shape("DOCKER_AUTH", ('"auth"',), r"\"auth\"[ \t]*:[ \t]*\"([A-Za-z0-9+/]{8,}=*)\"", group=1),
+    Shape(  # a query's or a form's field; a value that is a template or code begins otherwise
+        "PASSWORD",
+        ("assword=", "asswd=", "wd=", "ecret=", "oken=", "key="),
+        r"[?&](?i:password|passwd|pwd|token|access_token|secret|client_secret|api_?key)=([^&\s\"'`<>;#{}()$%\[\]]{4,})",
+        group=1,
+    ),
+    Shape(  # ADO, ODBC, JDBC: Server=db;Password=…
+        "PASSWORD", ("assword=", "wd="), r";[ \t]*(?i:password|pwd)=([^;\s\"'`{}$<>()]{3,})", group=1
+    ),
+    Shape("PASSWORD", ("login ", "login\t"), r"\blogin[ \t]+\S{1,200}\s{1,9}password[ \t]+(\S{3,})", group=1),  # .netrc
+    Shape(  # .pgpass
+        "PASSWORD",
+        (":5432:", ":*:"),
+        r"(?m)^[\w.*-]{1,255}:(?:\d{1,5}|\*):[^:\s]{1,64}:[^:\s]{1,64}:([^:\s]{3,})$",
+        group=1,
+    ),
+    Shape(
+        "PASSWORD",
+        ("curl ",),
+        r"\bcurl [^\n]{0,200}?(?<=[ \t])(?:-u|--user)[= \t]*[\"']?[^\s:\"']{1,64}:([^\s\"'$][^\s\"']{2,})",
+        group=1,
+    ),
+    Shape(
+        "PASSWORD",
+        ("mysql", "mariadb"),
+        r"\b(?:mysql|mariadb)(?:dump|admin)? [^\n]{0,200}?(?<=[ \t])-p([^\s\"'$-][^\s\"']{2,})",
+        group=1,
+    ),
+    Shape(  # --password=…; after a blank it may be prose, or the name of a value in a help text
+        "PASSWORD",
+        ("--pass", "--token", "--secret", "--api-key"),
+        r"--(?:password|passwd|passphrase|pass|token|secret|api-key)"
+        r"(?:=[\"']?(?![A-Z_]+\b)|[ \t]+[\"']?(?=[^\s\"'0-9]{0,64}[0-9]))"
+        r"([^\s\"'`$<>{}()\[\],-][^\s\"'`<>{}()\[\],]{3,})",
+        group=1,
+    ),
     Shape(
         "BASIC_AUTH", ("Basic ", "basic "), r"\b[Aa]uthorization[\"']?: *[\"']?[Bb]asic +([A-Za-z0-9+/]{8,}=*)", group=1
     ),

@@ -5,6 +5,7 @@ Every secret here is made up, and put together from parts so that no scanner of 
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,7 @@ HIDDEN = {
     "NPM_TOKEN": "npm_" + "a1b2c3" * 6,
     "PYPI_TOKEN": "pypi-AgEIcHlwaS5vcmc" + "a1" * 40,
     "SQUARE_TOKEN": "sq0csp-" + "a" * 43,
+    "AGE_KEY": "AGE-SECRET-KEY-1" + "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L" * 2,
     "AZURE_STORAGE_KEY": "AccountKey=" + "aB3+" * 21 + "ab==",
 }
 
@@ -51,7 +53,10 @@ def test_a_known_shape_is_hidden_whole_wherever_it_stands(kind: str) -> None:
 
 
 def test_every_listed_shape_has_an_example() -> None:
-    shown_elsewhere = {"AWS_SECRET_KEY", "URL_PASSWORD", "BEARER_TOKEN", "BASIC_AUTH"}
+    shown_elsewhere = {
+        *("AWS_SECRET_KEY", "URL_PASSWORD", "BEARER_TOKEN", "BASIC_AUTH"),
+        *("PASSWORD", "PRIVATE_KEY", "DOCKER_AUTH"),
+    }
     assert {shape.kind for shape in SHAPES} == set(HIDDEN) | shown_elsewhere
 
 
@@ -66,6 +71,23 @@ def test_every_listed_shape_has_an_example() -> None:
         ("aws_secret_access_key = " + "9gNgvjsKBN+7P/bKkaZqVTQC" + "alxZYXsD+mUTc233", "= [redacted:AWS_SECRET_KEY]"),
         ("AWS_SECRET_ACCESS_KEY: " + "/fkDr6ZcCU7Kkyi3DN8qyVq4" + "XkfcFy4q5UZqwfzX", ": [redacted:AWS_SECRET_KEY]"),
         ('"SecretAccessKey": "' + "/4Rb/y8RZ90tz957i52Eqm46" + "+hDF4ehzlnrEhRZ9" + '"', '"[redacted:AWS_SECRET_KEY]"'),
+        ("GET /login?user=u&password=hunter2&x=1", "&password=[redacted:PASSWORD]&x=1"),
+        ("https://h/hook?token=letmein", "?token=[redacted:PASSWORD]"),
+        ("Server=db;User Id=sa;Password=hunter2;Encrypt=yes", ";Password=[redacted:PASSWORD];Encrypt=yes"),
+        ("Driver={SQL Server};UID=sa;PWD=letmein", ";PWD=[redacted:PASSWORD]"),
+        ("jdbc:sqlserver://db:1433;user=sa;password=hunter2", ";password=[redacted:PASSWORD]"),
+        ("machine api.example login alice password hunter2", "password [redacted:PASSWORD]"),
+        ("machine h\n  login alice\n  password hunter2\n", "  password [redacted:PASSWORD]\n"),
+        ("db.example:5432:app:alice:hunter2", "db.example:5432:app:alice:[redacted:PASSWORD]"),
+        ("curl -s -u alice:hunter2 https://h", "curl -s -u alice:[redacted:PASSWORD] https://h"),
+        ("curl --user 'alice:hunter2' https://h", "'alice:[redacted:PASSWORD]'"),
+        ("mysql -h db -u root -phunter2 app", "-p[redacted:PASSWORD] app"),
+        ("mysqldump -pletmein app", "-p[redacted:PASSWORD] app"),
+        ("tool --password=letmein run", "--password=[redacted:PASSWORD] run"),
+        ("tool --password hunter2 run", "--password [redacted:PASSWORD] run"),
+        ("tool --api-key 'a1b2c3d4'", "--api-key '[redacted:PASSWORD]'"),
+        ('{"auths": {"r.example": {"auth": "YWxpY2U6aHVudGVyMg=="}}}', '"auth": "[redacted:DOCKER_AUTH]"'),
+        ("Private-Lines: 2\nAAAAgQCx+3\nQ9x=\nPrivate-MAC: 0", "[redacted:PRIVATE_KEY]\n" * 2 + "Private-MAC: 0"),
         ("PGPASSWORD=hunter2 psql", "PGPASSWORD=[redacted:PASSWORD] psql"),
         ("DB_PASSWORD=hunter2", "DB_PASSWORD=[redacted:PASSWORD]"),
         ("export MYSQL_PWD=letmein", "export MYSQL_PWD=[redacted:PASSWORD]"),
@@ -117,6 +139,17 @@ def test_a_value_under_a_telling_name_is_hidden(text: str, shown: str) -> None:
         "monkey = 'banana12345'",
         "test_total: got 3, want 5 for 1, 2",
         "http://localhost:8080/path?a=b@c",
+        'url = f"{base}?token={token}"',
+        "curl 'https://h/x?token=$TOKEN'",
+        "curl -u $USER:$PASS https://h",
+        "a;pwd=$(pwd);cd x",
+        "tool --token TOKEN --password=PASSWORD",
+        "--token is required, and --password too",
+        'parser.add_argument("--password", default="")',
+        "mysql -p app",
+        "mysql --port 3306 --protocol tcp",
+        "to log in, login with your password there",
+        "12:5432:x",
         "https://${USER}:${PASSWORD}@host/",
         "the sk-learn package and an xoxo and AKIA",
         "-----BEGIN CERTIFICATE-----\nMIIEpAIBAAKCAQEA0Z3VS5JJcds3xfn\n-----END CERTIFICATE-----",
@@ -182,6 +215,18 @@ def test_hostile_text_is_redacted_in_time_linear_to_it() -> None:
         "\n",
         "MNO-",
         "=\"'",
+        "curl -u ",
+        "curl -u a:",
+        "mysql -p",
+        "login a ",
+        "login a password",
+        "?token=",
+        ";pwd=",
+        "--token ",
+        "--pass 0",
+        "a:5432:",
+        "a:*:a\n",
+        "Private-Lines: 1\na\n",
     ):
         text = piece * (n // len(piece)) + "!"
         once = redact(text)
@@ -254,3 +299,11 @@ def test_a_stream_passes_on_a_line_as_soon_as_it_ends() -> None:
     assert pieces == ["one\n"]
     stream.feed("x" * 100_000)
     assert sum(map(len, pieces)) > 90_000
+
+
+def test_ordinary_source_code_is_kept() -> None:
+    """This package's own, but for the one line that shows a secret."""
+    root = Path(__file__).parents[2]
+    sources = [path for room in ("actors", "streams", "infra", "kernels") for path in (root / room).rglob("*.py")]
+    changed = {path.name for path in sources if redact(text := path.read_text()) != text}
+    assert len(sources) > 300 and changed == {"redact.py"}
