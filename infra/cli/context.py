@@ -7,6 +7,7 @@ output is always the answer alone.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -72,6 +73,18 @@ class Context:
         self.say(f"{component}: {message}")
 
 
+_NO_ROOM = "make room there, or name another folder with --data"
+_NO_RIGHT = "let this user write there, or name another folder with --data"
+PLACES = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EROFS: _NO_RIGHT,
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
+}
+"""What to do about a place that takes nothing, wherever it is met first."""
+
+
 def command_options(function: _F) -> Callable[..., None]:
     """Adds `--json --config --data --set` and passes the `Context` first."""
 
@@ -107,6 +120,9 @@ def report_failure(error: BaseException, as_json: bool) -> int:
     elif is_expected(error):
         message = str(getattr(error, "user_message", "") or error)
         code = int(getattr(error, "exit_code", EXIT_ENVIRONMENT))
+    elif isinstance(error, OSError) and error.errno in PLACES:
+        where = str(error.filename or "where this command writes")
+        message, code = f"{where}: {error.strerror}: {PLACES[error.errno]}", EXIT_ENVIRONMENT
     else:
         log = _write_detail(error)
         message, code = f"unexpected {type(error).__name__}: {_first_line(error)} (details: {log})", EXIT_ENVIRONMENT

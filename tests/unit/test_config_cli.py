@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -247,6 +248,26 @@ def test_an_interrupt_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> No
     """As shells expect."""
     assert report_failure(KeyboardInterrupt(), as_json=False) == 130
     assert capsys.readouterr().err == "odradek: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system", "/d/lock"),
+            "/d/lock: Read-only file system: let this user write",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/d/x"), "/d/x: Permission denied: let this user write"),
+        (OSError(errno.ENOSPC, "No space left on device", "/d/x"), "/d/x: No space left on device: make room there"),
+        (OSError(errno.ENOSPC, "No space left on device"), "where this command writes: No space left on device: make"),
+    ],
+)
+def test_a_place_that_takes_nothing_is_named_with_what_to_do(
+    error: OSError, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_failure(error, as_json=False) == 3
+    told = capsys.readouterr().err
+    assert told.startswith(f"odradek: {said}") and told.count("\n") == 1 and "unexpected" not in told
 
 
 def test_an_unexpected_error_names_its_log(
