@@ -120,7 +120,8 @@ class ServingActor:
             "cached_tokens": stats.cached_tokens,
             "busy_s": stats.busy_seconds,
             "loads": self._loads,
-            "fault": self._loop.stood_down or self._refused,
+            "fault": self._loop.stood_down,
+            "refused": self._refused,
         }
 
     # -- weights -----------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +18,7 @@ from odradek.infra.config.tree import Config
 from odradek.infra.errors import InfraError
 from odradek.infra.observe.actors import ActorView
 from odradek.infra.observe.pending import Pending
-from odradek.infra.stack.stack import ComponentStatus, Health
+from odradek.infra.stack.stack import ComponentStatus, Health, shortage
 from odradek.infra.stack.state import ACTORS_LOCK, under_way
 from odradek.infra.telemetry import TELEMETRY
 
@@ -46,9 +48,19 @@ def command(context: Context) -> None:
         views, rows = _actors(context.config)
         statuses = (*statuses, *rows)
     waiting = waits(views)
+    statuses = (*statuses, *disk_rows(stack.data))
     context.result({"services": statuses, "waiting": waiting}, "\n".join([table(statuses), *wait_lines(waiting)]))
     if any(status.health != "running" for status in statuses):
         raise click.exceptions.Exit(EXIT_ENVIRONMENT)
+
+
+def disk_rows(data: Path) -> list[ComponentStatus]:
+    """One row if the disk is short: work stands still then, and nothing else says why."""
+    with suppress(OSError):  # there is no folder yet
+        if short := shortage(data):
+            reason = f"{short}: no sandbox is made until there is room"
+            return [ComponentStatus("disk", "unhealthy", "", embedded=True, reason=reason)]
+    return []
 
 
 def _actors(config: Config) -> tuple[list[ActorView], list[ComponentStatus]]:
@@ -82,13 +94,14 @@ def wait_lines(waiting: Sequence[Pending]) -> list[str]:
 
 
 def actor_rows(views: Sequence[ActorView], embedded: bool) -> list[ComponentStatus]:
-    """From what the actors say. One that answers and has stopped for good (its `fault`) is as unhealthy as one that is
-    not there; of one that is silent nothing is known."""
+    """From what the actors say. One that answers and has stopped for good (its `fault`), or can't load the weights that
+    it is to serve (`refused`), is as unhealthy as one that is not there; of one that is silent nothing is known."""
     silent = [view for view in views if view.unanswered_s]
     down = [f"{view.name} ({view.note})" for view in views if not view.up and view not in silent]
     up = f"{sum(view.up for view in views)} of {len(views)} answer"
     faults = [f"not {', '.join(down)}"] if down else []
-    faults += [f"{view.name} {view.state['fault']}" for view in views if view.up and view.state.get("fault")]
+    for problem in ("fault", "refused"):
+        faults += [f"{view.name} {view.state[problem]}" for view in views if view.up and view.state.get(problem)]
     health: Health = "unhealthy" if faults else "silent" if silent else "running"
     said = [*faults, _silence(silent)] if silent else faults
     page = next((str(view.state["address"]) for view in views if view.name == TELEMETRY and view.up), "")

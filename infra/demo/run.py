@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -25,6 +26,7 @@ from odradek.infra.demo.publish import published
 from odradek.infra.errors import InfraError
 from odradek.infra.observe.fold import Conduct, RunFold
 from odradek.infra.observe.follow import RunFollower, count_session_events
+from odradek.infra.stack.stack import shortage
 from odradek.streams import topics
 from odradek.streams.audit.verify import AuditReport
 from odradek.streams.envelope import Event, event_id
@@ -207,6 +209,8 @@ class Demo:
             if now - last_said >= SAY_S:
                 last_said = now
                 self._say(_line(fold, end - now))
+                if short := shortage(Path(self._deployment.data_dir)):
+                    self._say(f"  {short}: no sandbox is made until there is room")
             await asyncio.sleep(LOOK_S)
         opened = {group.task_id for group in (await self._follower.refresh()).groups.values()}
         for task in self._waiting:

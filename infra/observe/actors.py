@@ -96,7 +96,7 @@ class ActorWatcher:
             note = f"no answer for {waits:.0f} s"
             return ActorView(name, False, note=note, asked=asked, unanswered_s=waits)
         note = f"its answer of {self._clock() - known.answered:.0f} s ago" if known.pending is not None else ""
-        note = str(known.state.get("fault") or note)
+        note = str(known.state.get("fault") or known.state.get("refused") or note)
         return ActorView(name, True, known.work_rate, known.state, note)
 
     def _take(self, known: _Known, done: asyncio.Task[Mapping[str, Any]]) -> None:

@@ -47,6 +47,13 @@ Health = Literal["running", "stopped", "unhealthy", "starting", "silent"]
 """`starting`: an `up` is under way. `silent`: no answer within the time, and no sign that it is gone."""
 
 
+def shortage(data: Path) -> str:
+    """What the data folder's disk lacks; empty: nothing. Then no service is started, and no sandbox made, so that what
+    is left is the broker's. Raises OSError."""
+    free_mb = shutil.disk_usage(data).free // 2**20
+    return f"{data} has {free_mb} MB free, the stack needs {MIN_FREE_MB} MB" if free_mb < MIN_FREE_MB else ""
+
+
 class External(Protocol):
     """A service that somebody else runs: only its address is ours."""
 
@@ -133,14 +140,11 @@ class Stack:
     def _check_disk(self) -> None:
         try:
             self.data.mkdir(parents=True, exist_ok=True)
-            free_mb = shutil.disk_usage(self.data).free // 2**20
+            short = shortage(self.data)
         except OSError as error:
             raise StackError(f"data folder {self.data} can't be used: {error.strerror}") from error
-        if free_mb < MIN_FREE_MB:
-            raise DiskFull(
-                f"{self.data} has {free_mb} MB free, the stack needs {MIN_FREE_MB} MB: "
-                "free some space, or name another folder with --data"
-            )
+        if short:
+            raise DiskFull(f"{short}: free some space, or name another folder with --data")
 
     def _start_all(self, parts: Sequence[Component], state: StackState, progress: Progress) -> None:
         """Prepare all, then start all: what can fail without a process fails before there is one."""

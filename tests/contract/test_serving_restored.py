@@ -146,7 +146,9 @@ async def test_a_version_that_cannot_be_loaded_is_said_once_and_served_when_it_i
     with served.replica() as replica:
 
         async def refused() -> str:
-            return str((await replica.state())["fault"])
+            state = await replica.state()
+            assert state["fault"] == "", "it has not stopped for good: who watches it need not either"
+            return str(state["refused"])
 
         fault = await eventually(refused, "the replica to say so", PATIENCE_S)
         assert fault.startswith("version 1 can't be loaded: ") and shard in fault and "odradek restore" in fault

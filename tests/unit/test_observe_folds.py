@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from pathlib import Path
 
 import msgspec
+import pytest
 from support.folded import folded
 from support.run_log import LANE, Run, small_run
 
-from odradek.infra.cli.status import actor_rows
+from odradek.infra.cli.status import actor_rows, disk_rows
 from odradek.infra.observe.actors import SILENT_S, ActorView, ActorWatcher, NotRunning
 from odradek.infra.observe.fold import RunFold
 from odradek.infra.observe.frame import Frame, frame, lags
 from odradek.infra.observe.screen import as_text
 from odradek.infra.observe.sessions import SessionBook
 from odradek.infra.observe.utilisation import utilisation
+from odradek.infra.stack import stack as stack_module
 from odradek.streams.events.batches import BatchAssembled
 from odradek.streams.events.groups import GroupDiscarded
 from odradek.streams.events.rewards import RewardAssigned
@@ -246,6 +249,16 @@ async def test_an_actor_that_stands_down_answers_and_is_shown_as_unhealthy_with_
     assert actor_rows(views[1:], embedded=True)[0].health == "running"
 
 
+async def test_an_engine_that_cannot_serve_its_weights_is_shown_as_unhealthy_and_has_not_stopped() -> None:
+    async def ask(name: str) -> dict[str, str]:
+        return {"fault": "", "refused": "version 1 can't be loaded: a shard is gone", "address": "http://127.0.0.1:1"}
+
+    views = await ActorWatcher(["inference-0"], ask).look()
+    assert (views[0].up, views[0].note) == (True, "version 1 can't be loaded: a shard is gone")
+    actors, _ = actor_rows(views, embedded=True)
+    assert (actors.health, actors.reason) == ("unhealthy", f"inference-0 {views[0].note}")
+
+
 async def test_an_actor_that_has_not_answered_in_time_is_silent_not_stopped_and_the_load_is_named() -> None:
     """On a busy host actors that work answer late; nothing is known against them."""
 
@@ -264,3 +277,15 @@ async def test_an_actor_that_has_not_answered_in_time_is_silent_not_stopped_and_
     broken = actor_rows(views, embedded=True)[0]
     assert broken.health == "unhealthy" and broken.reason.startswith("not session-0 (not running); no answer within ")
     await watcher.close()
+
+
+def test_a_disk_without_room_is_a_row_of_status_with_what_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sandboxes are refused on it; to everybody else the job just stands still."""
+    monkeypatch.setattr(stack_module, "MIN_FREE_MB", 0)
+    assert disk_rows(tmp_path) == [] and disk_rows(tmp_path / "none") == []
+    monkeypatch.setattr(stack_module, "MIN_FREE_MB", 2**40)
+    (row,) = disk_rows(tmp_path)
+    assert (row.name, row.health) == ("disk", "unhealthy")
+    assert row.reason.startswith(f"{tmp_path} has ") and row.reason.endswith("no sandbox is made until there is room")
