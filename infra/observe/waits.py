@@ -80,6 +80,7 @@ TABLE: Final = (
           "+ actors.session.clients.ANSWER_GRACE_S",
           "tried again, then session.failed with the cause; the member is replaced or the group discarded", AGE,
           "actors/session/clients.py:RayEngine.sample", "actors/session/runner.py:SessionRunner._sample",
+          "actors/session/runner.py:SessionRunner._unless_called_off",
           "actors/inference/actor.py:InferenceActor._sample"),
     _wait(CALL, "session actor", "the environment actor", "Budget.tool_seconds + actors.session.clients.CALL_GRACE_S",
           "a command is ended and its result says so; an environment that does not answer is lost and rebuilt, until "
