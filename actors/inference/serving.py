@@ -67,7 +67,7 @@ class ServingActor:
         self._live = False
         """Whether weights.v1 was read to its end: until then a version may turn out to be given up."""
         self._changed = asyncio.Event()
-        self._loads = 0
+        self._loads = self._reports = 0
         self._boot_id = str(uuid.uuid4())
         self._loop = LoopThread(name)
         self._loop.begin(self._start(), START_DEADLINE_S)
@@ -174,7 +174,7 @@ class ServingActor:
         self._published = {v: one for v, one in self._published.items() if v < version}
         if self._live:
             given_up, self._engine = self._engine, self._fresh_engine()
-            self._serving = ""
+            self._serving = self._refused = ""
             await given_up.stop()
 
     async def _load_wanted(self) -> None:
@@ -183,7 +183,12 @@ class ServingActor:
             await self._changed.wait()
             self._changed.clear()
             wanted = self._wanted
-            if wanted is None or wanted.manifest_key == self._serving or not self._is_published(wanted):
+            if wanted is None or not self._is_published(wanted):
+                continue
+            if wanted.manifest_key == self._serving:
+                if self._refused:
+                    self._refused = ""
+                    await self._report(wanted.version, healthy=True, detail="")
                 continue
             engine = self._engine
             try:
@@ -214,7 +219,8 @@ class ServingActor:
             load_ms=state.load_seconds * 1000,
             detail=detail,
         )
-        identifier = event_id("replica", self._name, self._boot_id, version, self._loads, str(healthy), detail)
+        self._reports += 1
+        identifier = event_id("replica", self._name, self._boot_id, self._reports)
         await self._log.append(topics.REPLICAS.name, self._name, Event.of(body, id=identifier, source=self._name))
 
 

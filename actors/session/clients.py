@@ -19,10 +19,11 @@ import ray.exceptions
 
 from odradek.actors.environment.errors import SandboxError, SandboxSpecError, SandboxSucceededError
 from odradek.actors.inference.errors import (
+    ContextTooLongError,
     DeadlineExceededError,
     InferenceError,
+    InvalidRequestError,
     StaleEpochError,
-    TerminalInferenceError,
 )
 from odradek.actors.inference.types import Priority, SampleRequest, SampleResult
 from odradek.actors.session.errors import EngineUnavailable, EnvironmentLost, SessionInfraFailure, SuperfluousOwner
@@ -206,7 +207,7 @@ class RayEngine:
             raise
         except StaleEpochError as error:
             raise SuperfluousOwner(f"session {session_id}: {said(error)}") from error
-        except TerminalInferenceError as error:
+        except (InvalidRequestError, ContextTooLongError) as error:  # asked again it would be refused again
             raise SessionInfraFailure(f"session {session_id} turn {turn}: {said(error)}") from error
         except (*RAY_FAULTS, InferenceError, TimeoutError) as error:
             if not isinstance(error, DeadlineExceededError):

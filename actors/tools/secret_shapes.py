@@ -86,6 +86,12 @@ SHAPES = (
         r"[?&](?i:password|passwd|pwd|token|access_token|secret|client_secret|api_?key)=([^&\s\"'`<>;#{}()$%\[\]]{4,})",
         group=1,
     ),
+    Shape(  # a form or a connection string that begins with it: another field follows
+        "PASSWORD",
+        ("assword=", "asswd=", "wd="),
+        r"(?<![A-Za-z0-9_.-])(?i:password|passwd|pwd)=([^&;\s\"'`<>{}()$%\[\]]{3,})(?=[&;][A-Za-z][\w ]{0,40}=)",
+        group=1,
+    ),
     Shape(  # ADO, ODBC, JDBC: Server=db;Password=…
         "PASSWORD", ("assword=", "wd="), r";[ \t]*(?i:password|pwd)=([^;\s\"'`{}$<>()]{3,})", group=1
     ),

@@ -74,7 +74,7 @@ class Context:
 
 
 _NO_ROOM = "make room there, or name another folder with --data"
-_NO_RIGHT = "let this user write there, or name another folder with --data"
+_NO_RIGHT = "this user may not use it so: change its permissions, or name another place"
 PLACES = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
@@ -120,7 +120,7 @@ def report_failure(error: BaseException, as_json: bool) -> int:
     elif is_expected(error):
         message = str(getattr(error, "user_message", "") or error)
         code = int(getattr(error, "exit_code", EXIT_ENVIRONMENT))
-    elif isinstance(error, OSError) and error.errno in PLACES:
+    elif isinstance(error, OSError) and error.errno in PLACES and (error.filename or PLACES[error.errno] == _NO_ROOM):
         where = str(error.filename or "where this command writes")
         message, code = f"{where}: {error.strerror}: {PLACES[error.errno]}", EXIT_ENVIRONMENT
     else:

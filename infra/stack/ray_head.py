@@ -170,7 +170,7 @@ def _answer_for_the_agent(mark: str, starter: subprocess.Popen[bytes]) -> None:
     while starter.poll() is None:
         for name in marked(mark):
             with suppress(OSError, KeyError):
-                words = Path(f"/proc/{name.pid}/cmdline").read_bytes().decode().split("\0")
+                words = os.fsdecode(Path(f"/proc/{name.pid}/cmdline").read_bytes()).split("\0")
                 if words[0].endswith("/raylet"):
                     given = dict(word.removeprefix("--").split("=", 1) for word in words[1:] if "=" in word)
                     file = Path(given["session_dir"]) / f"dashboard_agent_listen_port_{given['node_id']}"

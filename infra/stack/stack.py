@@ -24,7 +24,7 @@ from odradek.infra.deadline import Deadline
 from odradek.infra.errors import ComponentFailed, DiskFull, InfraError, StackError, Unreachable
 from odradek.infra.stack import ports as port_choice
 from odradek.infra.stack import processes
-from odradek.infra.stack.component import Component, Progress, wait_ready
+from odradek.infra.stack.component import SAY_S, Component, Progress, wait_ready
 from odradek.infra.stack.state import ComponentState, StackState, locked, read_state, stack_id, under_way, write_state
 
 MIN_FREE_MB = 512
@@ -199,15 +199,17 @@ class Stack:
         known = state.components.get(part.name)
         if known is None or not processes.marked(self._mark(part.name)):
             return False
-        patience = Deadline(HUNG_S)
+        patience, said = Deadline(HUNG_S), -SAY_S
         while reason := _reason(lambda: part.check(known.ports, STATUS_DEADLINE_S)):
             if _dead(part, known.ports):
                 return False
             if patience.expired:
                 progress(part.name, f"has not answered for {patience.elapsed:.0f} s ({reason}): starting it again")
                 return False
-            progress(part.name, f"is there and does not answer yet ({reason})")
-            time.sleep(processes.POLL_S)
+            if patience.elapsed >= said + SAY_S:
+                said = patience.elapsed
+                progress(part.name, f"is there and does not answer yet ({reason})")
+            time.sleep(processes.POLL_S * 2)
         return True
 
     # -- down -------------------------------------------------------------------------------------------------------

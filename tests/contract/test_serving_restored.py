@@ -161,6 +161,33 @@ async def test_a_version_that_cannot_be_loaded_is_said_once_and_served_when_it_i
     assert [(report.version, report.healthy) for report in reports] == [(1, False), (1, True)]
 
 
+async def test_a_roll_back_from_a_version_that_cannot_be_loaded_leaves_nothing_refused(served: Served) -> None:
+    """The version that was served all along is wanted again: nothing is loaded, and nothing is wrong any more."""
+    whole = await served.publish("", 1, seed=1)
+    broken = await served.publish("", 2, seed=2)
+    await served.store.remove(decode(await served.store.get(broken.manifest_key), "").shard("weights").key)
+    await served.serve(whole)
+    with served.replica() as replica:
+
+        async def refused() -> str:
+            return str((await replica.state())["refused"])
+
+        await served.until_served(replica, "", 1)
+        await served.serve(broken)
+        await eventually(refused, "the replica to refuse version 2", PATIENCE_S)
+        await served.serve(whole)
+
+        async def well() -> bool:
+            return not await refused()
+
+        await eventually(well, "the replica to be well again", PATIENCE_S)
+        await served.until_served(replica, "", 1)
+
+    end = await served.log.stable_end(topics.REPLICAS.name, 0)
+    reports = [record.event.body async for record in served.log.read(topics.REPLICAS.name, 0, 0, end)]
+    assert [(report.version, report.healthy) for report in reports] == [(1, True), (2, False), (1, True)]
+
+
 async def test_a_replica_that_starts_after_a_restore_never_loads_what_was_given_up(served: Served) -> None:
     """weights.current.v1 still names it: the controller has not spoken yet. Its objects may all be there."""
     await served.publish("", 1, seed=1)

@@ -255,9 +255,9 @@ def test_an_interrupt_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> No
     [
         (
             OSError(errno.EROFS, "Read-only file system", "/d/lock"),
-            "/d/lock: Read-only file system: let this user write",
+            "/d/lock: Read-only file system: this user may not",
         ),
-        (PermissionError(errno.EACCES, "Permission denied", "/d/x"), "/d/x: Permission denied: let this user write"),
+        (PermissionError(errno.EACCES, "Permission denied", "/d/x"), "/d/x: Permission denied: this user may not"),
         (OSError(errno.ENOSPC, "No space left on device", "/d/x"), "/d/x: No space left on device: make room there"),
         (OSError(errno.ENOSPC, "No space left on device"), "where this command writes: No space left on device: make"),
     ],
@@ -268,6 +268,15 @@ def test_a_place_that_takes_nothing_is_named_with_what_to_do(
     assert report_failure(error, as_json=False) == 3
     told = capsys.readouterr().err
     assert told.startswith(f"odradek: {said}") and told.count("\n") == 1 and "unexpected" not in told
+
+
+def test_a_refusal_that_names_no_place_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mount or a signal that the kernel refuses: whoever reads it needs the details."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert report_failure(PermissionError(errno.EPERM, "Operation not permitted"), as_json=False) == 3
+    assert "unexpected PermissionError" in capsys.readouterr().err
 
 
 def test_an_unexpected_error_names_its_log(

@@ -151,21 +151,29 @@ def test_a_service_that_dies_under_its_starter_is_seen_before_the_starter_gives_
     assert said[0] == "starting" and all("(its starter still runs)" in line for line in said[1:])
 
 
-def test_a_service_that_is_there_and_slow_is_waited_for_and_not_started_again(data: Path) -> None:
+def test_a_service_that_is_there_and_slow_is_waited_for_and_not_started_again(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A Ray that is started again takes every actor with it."""
+    monkeypatch.setattr(stack_module, "SAY_S", 0.25)
     busy = Service(data, "ray")
     stack = Stack(data, [busy])
     before = stack.up().components[0].pids
     said: list[str] = []
 
+    asked: list[int] = []
+
     def slow() -> None:
+        asked.append(len(said))
         if len(said) < 2:
             raise Unreachable("ray: no answer within 45 s")
 
     busy.checked = slow
     assert [status.health for status in stack.status()] == ["silent"]
+    asked.clear()
     assert stack.up(lambda _component, message: said.append(message)).started == ()
     assert said == ["is there and does not answer yet (ray: no answer within 45 s)"] * 2
+    assert asked.count(1) > 1, "it is not said at every look"
     assert stack.status()[0].pids == before
 
 
