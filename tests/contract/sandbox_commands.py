@@ -63,7 +63,7 @@ class CommandsContract(OnOneSandbox):
 
     # --- time-outs, background children, stdin, output: the rows 'environment' of cases/reports.md ----------------
 
-    async def test_time_out_kills_the_whole_tree(self, sandbox: Sandbox) -> None:
+    async def test_case_mini_swe_agent_826_time_out_kills_the_whole_tree(self, sandbox: Sandbox) -> None:
         """mini-swe-agent 826: on time-out only the shell died. The child detaches in every way it can."""
         script = "(setsid sh -c 'while true; do echo x >> count; sleep 0.05; done' & ) ; echo began; sleep 300"
         result = await sh(sandbox, script, timeout_s=2)
@@ -83,14 +83,16 @@ class CommandsContract(OnOneSandbox):
         assert await eventually(lambda: no_process(sandbox), "no process")
         assert (await sh(sandbox, "echo alive")).stdout == "alive\n"
 
-    async def test_stdin_is_empty(self, sandbox: Sandbox) -> None:
+    async def test_case_evalscope_1718_stdin_is_empty(self, sandbox: Sandbox) -> None:
         """evalscope 1718: a command that reads stdin waited for the harness's."""
         for line in ("cat", "python3 -S", "read x"):
             result = await sh(sandbox, line, timeout_s=NEVER_S)
             assert not result.timed_out
         assert (await sh(sandbox, "printf hi | cat")).stdout == "hi"
 
-    async def test_background_child_does_not_hold_the_call(self, sandbox: Sandbox, driver: SandboxDriver) -> None:
+    async def test_case_pim_agent_7_background_child_does_not_hold_the_call(
+        self, sandbox: Sandbox, driver: SandboxDriver
+    ) -> None:
         """pim-agent 7: a child that keeps the pipe open kept the call open."""
         async with asyncio.timeout(NEVER_S / 2):
             result = await sh(sandbox, f"sleep {NEVER_S} & echo up", timeout_s=NEVER_S * 2)
@@ -111,7 +113,7 @@ class CommandsContract(OnOneSandbox):
             result = await sandbox.exec(ExecRequest(shell="seq 1 9000", max_output_bytes=1 << 20))
             assert result.stdout.splitlines()[-1] == "9000"
 
-    async def test_characters_split_over_reads_stay_whole(self, sandbox: Sandbox) -> None:
+    async def test_case_e2b_505_characters_split_over_reads_stay_whole(self, sandbox: Sandbox) -> None:
         """E2B 505: a multi-byte character split over two reads raised or was garbled."""
         script = (
             "import os\n"

@@ -376,7 +376,9 @@ FOREIGN = [
 """Temple-Stuart/temple-stuart-accounting PR 499: keys out of order, 1.0, composed and decomposed letters."""
 
 
-async def test_what_is_hashed_are_stored_bytes_whatever_a_reader_would_make_of_them(world: World) -> None:
+async def test_case_temple_stuart_499_what_is_hashed_are_stored_bytes_whatever_a_reader_would_make_of_them(
+    world: World,
+) -> None:
     for number, value in enumerate(FOREIGN):
         headers = [("z", b"1"), ("a", b"\xff"), ("z", None), ("content-type", b"application/json")]
         await world.log.append_raw("tasks.v1", f"k{number}".encode(), value, headers, partition=0)

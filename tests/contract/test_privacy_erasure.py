@@ -197,7 +197,7 @@ async def kinds_on(world: PrivateWorld, kind: type) -> list[Any]:
 # -- guarantee 9 ------------------------------------------------------------------------------------------------------
 
 
-async def test_no_store_yields_the_text_of_an_erased_subject(world: PrivateWorld) -> None:
+async def test_case_cortex_366_no_store_yields_the_text_of_an_erased_subject(world: PrivateWorld) -> None:
     """cdeust/Cortex #366: a subject present in events, blob, batch and dead letters; each store reports for itself."""
     lane, ann, ben = world.lane, "ann", "ben"
     for subject in (ann, ben):

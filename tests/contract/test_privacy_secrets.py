@@ -136,7 +136,7 @@ def no_secret_in(shown: str, where: str) -> None:
         assert first + rest not in shown, where
 
 
-async def test_no_printed_secret_reaches_log_trace_dead_letter_or_log_line(
+async def test_case_benchflow_537_no_printed_secret_reaches_log_trace_dead_letter_or_log_line(
     fresh_config: KafkaConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG, "odradek")

@@ -51,7 +51,7 @@ def test_a_task_whose_solution_always_passes_is_admitted_with_its_tally(cli: Cli
     assert not list((tmp_path / "data" / "sandboxes").iterdir())
 
 
-def test_a_solution_that_passes_only_sometimes_is_quarantined(cli: Cli, tmp_path: Path) -> None:
+def test_case_swe_smith_26_a_solution_that_passes_only_sometimes_is_quarantined(cli: Cli, tmp_path: Path) -> None:
     """SWE-bench/SWE-smith #26. The chance that 16 fair draws agree is 1 in 32,768."""
     spec = msgspec.structs.replace(
         demo(),

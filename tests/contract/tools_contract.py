@@ -88,7 +88,7 @@ class ToolsContract:
 
     # -- paths never leave -----------------------------------------------------------------------------------------
 
-    async def test_a_write_through_a_link_out_is_refused_and_through_a_link_inside_works(
+    async def test_case_openbot_73_a_write_through_a_link_out_is_refused_and_through_a_link_inside_works(
         self, workspace: Workspace, outside: str
     ) -> None:
         """OpenBot #73: a write through a link at the last path part leaves the workspace, though reads are refused."""
@@ -232,7 +232,9 @@ class ToolsContract:
         assert (await running).text == "first\nsecond"
         assert "".join(pieces) == "first\nsecond\n"
 
-    async def test_run_terminal_env_shows_no_secret_and_keeps_look_alikes(self, workspace: Workspace) -> None:
+    async def test_case_benchflow_537_run_terminal_env_shows_no_secret_and_keeps_look_alikes(
+        self, workspace: Workspace
+    ) -> None:
         """benchflow #537: secrets outside two known shapes reach trajectories."""
         command = "export " + " ".join([*SECRETS, *LOOK_ALIKES]) + "; env"
         streamed: list[str] = []

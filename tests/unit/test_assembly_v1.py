@@ -136,7 +136,7 @@ def test_production_is_trained_on_only_under_a_standing_grant() -> None:
     assert reason(select(ours, LANE, lambda subject: subject == "ada")) == "kept"
 
 
-def test_a_spread_between_groups_is_no_spread_inside_one() -> None:
+def test_case_trl_3857_a_spread_between_groups_is_no_spread_inside_one() -> None:
     """huggingface/trl #3857: four constant groups of 4; the report counts them, and a mixed group trains as alone."""
     flat = [group(f"f{i}", [level] * 4, offset=i) for i, level in enumerate([0.0, 0.5, 0.5, 1.0])]
     chosen = choose(flat, LANE, nobody)

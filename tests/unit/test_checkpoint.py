@@ -115,7 +115,7 @@ async def test_other_incarnation_and_branch_do_not_collide() -> None:
         assert (await Checkpoints(store, place).publish(state, origin(0), "numerics")).won
 
 
-async def test_kill_between_shards_and_manifest_leaves_the_last_complete_version() -> None:
+async def test_case_rlinf_1469_kill_between_shards_and_manifest_leaves_the_last_complete_version() -> None:
     """Killed mid-save: shards of version 3 are there, its manifest (weights, data position) is not."""
 
     class Killed(Exception):
@@ -139,7 +139,9 @@ async def test_kill_between_shards_and_manifest_leaves_the_last_complete_version
 
 @pytest.mark.parametrize("shard", ["weights", "trainer"])
 @pytest.mark.parametrize("damage", ["shorten", "lose"])
-async def test_a_checkpoint_that_is_not_whole_is_refused_naming_the_shard(shard: str, damage: str) -> None:
+async def test_case_rlinf_1469_a_checkpoint_that_is_not_whole_is_refused_naming_the_shard(
+    shard: str, damage: str
+) -> None:
     """One file of the newest checkpoint is shorter by a byte, or gone; the one before is whole, position included."""
     store = DamagedStore()
     checkpoints = Checkpoints(store, PLACE, full_every=1)

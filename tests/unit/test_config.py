@@ -48,14 +48,14 @@ def test_the_data_folder_has_short_forms() -> None:
     assert load(environment={"ODRADEK_DATA": "/a"}, data=Path("/b")).config.data.dir == "/b"
 
 
-def test_a_key_with_a_hyphen_is_refused_with_its_spelling(tmp_path: Path) -> None:
+def test_case_unsloth_10452_a_key_with_a_hyphen_is_refused_with_its_spelling(tmp_path: Path) -> None:
     """unslothai/unsloth PR 10452: unknown keys were ignored and the defaults trained for hours."""
     message = _refusal(file=_file(tmp_path, "[trainer]\nlearning-rate = 1e-3\n"))
     assert "odradek.toml" in message
     assert "'learning-rate' in [trainer]; did you mean 'learning_rate'?" in message
 
 
-def test_a_key_in_the_wrong_section_is_refused_with_the_right_one(tmp_path: Path) -> None:
+def test_case_unsloth_10452_a_key_in_the_wrong_section_is_refused_with_the_right_one(tmp_path: Path) -> None:
     """unslothai/unsloth PR 10452, second row: the key exists, but elsewhere."""
     message = _refusal(file=_file(tmp_path, "[demo]\nlearning_rate = 1e-3\n"))
     assert "no key 'learning_rate' in [demo]; 'learning_rate' belongs to [trainer]" in message

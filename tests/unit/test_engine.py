@@ -162,7 +162,7 @@ def test_a_full_page_is_never_written_again_when_a_context_diverges_inside_it() 
 
 
 @pytest.mark.parametrize("length", [64, 150])
-def test_prefix_cache_does_not_survive_a_reload(length: int) -> None:
+def test_case_nemo_rl_4018_prefix_cache_does_not_survive_a_reload(length: int) -> None:
     """NeMo-RL 4018, lmdeploy 4917: after other weights came, keys of the old ones were served."""
     engine = make()
     prompt = PROMPT[:length]

@@ -90,7 +90,9 @@ async def test_an_engine_follows_a_chain_of_deltas_to_the_published_bits(world: 
         assert await world.served() == (version, world.digests[version])
 
 
-async def test_a_delta_whose_parents_were_pruned_is_refused_and_the_old_version_served(world: World) -> None:
+async def test_case_skyrl_1902_a_delta_whose_parents_were_pruned_is_refused_and_the_old_version_served(
+    world: World,
+) -> None:
     for version in (1, 2):
         world.store.lose(PLACE.key(version))
     with pytest.raises(DeltaBaseError, match="is a delta on version 2 with digest") as refused:
@@ -100,7 +102,9 @@ async def test_a_delta_whose_parents_were_pruned_is_refused_and_the_old_version_
     assert "weights 4 not loaded: DeltaBaseError" in (await world.actor.state()).detail
 
 
-async def test_a_delta_on_a_version_between_is_refused_when_only_an_older_one_is_held(world: World) -> None:
+async def test_case_skyrl_1902_a_delta_on_a_version_between_is_refused_when_only_an_older_one_is_held(
+    world: World,
+) -> None:
     """The engine is at 2; 4 applies to 3. Applied to 2 it would serve numbers that nobody published."""
     await world.actor.on_weights(2)
     world.store.lose(PLACE.key(3))
@@ -109,14 +113,16 @@ async def test_a_delta_on_a_version_between_is_refused_when_only_an_older_one_is
     assert await world.served() == (2, world.digests[2])
 
 
-async def test_one_flipped_byte_of_a_delta_is_refused(world: World) -> None:
+async def test_case_skyrl_1902_one_flipped_byte_of_a_delta_is_refused(world: World) -> None:
     world.store.flip(world.manifests[1].shard(WEIGHTS_DELTA).key)
     with pytest.raises(CheckpointError, match=r"weights\.delta"):
         await world.actor.on_weights(1)
     assert await world.served() == (0, world.digests[0])
 
 
-async def test_a_manifest_whose_object_is_not_uploaded_yet_is_refused_and_loads_later(world: World) -> None:
+async def test_case_skyrl_1902_a_manifest_whose_object_is_not_uploaded_yet_is_refused_and_loads_later(
+    world: World,
+) -> None:
     key = world.manifests[1].shard(WEIGHTS_DELTA).key
     data = await world.store.get(key)
     world.store.lose(key)

@@ -44,20 +44,20 @@ def test_sharded_checkpoint_loads_whole(sharded: Path) -> None:
     assert same(load_hf(sharded), Policy(UNTIED))
 
 
-def test_missing_shard_is_refused_by_name(sharded: Path) -> None:
+def test_case_sglang_32279_missing_shard_is_refused_by_name(sharded: Path) -> None:
     (sharded / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointLoadError, match=r"model-00002-of-00002\.safetensors is missing"):
         load_hf(sharded)
 
 
-def test_shard_cut_by_100_bytes_is_refused_by_name(sharded: Path) -> None:
+def test_case_sglang_32279_shard_cut_by_100_bytes_is_refused_by_name(sharded: Path) -> None:
     shard = sharded / "model-00001-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(CheckpointLoadError, match=r"model-00001-of-00002\.safetensors .* damaged or cut short"):
         load_hf(sharded)
 
 
-def test_tied_head_absent_from_the_file_equals_the_tied_reference(tmp_path: Path) -> None:
+def test_case_sglang_32279_tied_head_absent_from_the_file_equals_the_tied_reference(tmp_path: Path) -> None:
     policy = Policy(TIED, seed=5)
     save_hf(policy, tmp_path)
     assert HEAD not in load_file(tmp_path / "model.safetensors")

@@ -17,7 +17,7 @@ MINUTE = 60_000
 YEAR = 365 * 86_400_000
 
 
-def test_one_stamp_a_year_ahead_and_one_two_hours_behind_are_flagged_and_18_keep_their_windows() -> None:
+def test_case_agentglass_245_two_wrong_stamps_are_flagged_and_18_keep_their_windows() -> None:
     stamps = [START + 20_000 * i for i in range(20)]
     honest = Counter(stamp // MINUTE for i, stamp in enumerate(stamps) if i not in (5, 12))
     stamps[5] += YEAR

@@ -239,7 +239,7 @@ def test_case_swe_bench_290_ids_with_blanks_are_exact() -> None:
     assert not verdict.solved(tests)
 
 
-def test_a_program_that_never_started_is_ungraded_with_its_cause() -> None:
+def test_case_agent_lightning_308_a_program_that_never_started_is_ungraded_with_its_cause() -> None:
     """microsoft/agent-lightning #308: a grader that could not start is not a zero."""
     for output in ("", "python3: not found\n", "Killed\n"):
         with pytest.raises(GraderCouldNotRun, match="did not start") as raised:

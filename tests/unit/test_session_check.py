@@ -72,7 +72,7 @@ def of(records: list[SessionRecord], kind: type[SessionEvent], which: int = 0) -
     return [i for i, record in enumerate(records) if isinstance(record[3], kind)][which]
 
 
-async def test_a_log_as_it_was_written_passes_and_folds_to_the_same_prompts() -> None:
+async def test_case_temporal_673_a_log_as_it_was_written_passes_and_folds_to_the_same_prompts() -> None:
     records = await overlapping()
     assert any(isinstance(record[3], SessionResumed) for record in records)
     state, folded = checked(records), SessionFold("s", T).apply_all(records)

@@ -69,7 +69,7 @@ async def test_intent_before_acting_and_result_after() -> None:
     assert after.index("ToolRequested") < after.index("ToolCompleted")
 
 
-async def test_exactly_one_result_a_call_in_call_order_whatever_the_call_did() -> None:
+async def test_case_opencode_44852_exactly_one_result_a_call_in_call_order_whatever_the_call_did() -> None:
     """anomalyco/opencode #44852: of two parallel calls one fails; both have a result, and the session goes on."""
     journal, environment = MemoryJournal(), FolderEnvironment()
     model = ScriptedModel([turn(T, READ, UNKNOWN), turn(T, READ), turn(T, READ), DONE])
@@ -248,7 +248,7 @@ async def test_a_session_that_is_called_off_does_not_wait_for_its_turn() -> None
     assert [end.reason for end in ends] == ["cancelled"] and stopped.is_set()
 
 
-async def test_a_message_that_arrives_while_tools_run_comes_after_their_results() -> None:
+async def test_case_temporal_673_a_message_that_arrives_while_tools_run_comes_after_their_results() -> None:
     """temporalio/sdk-python #673: the order on the log is the order in the prompt, live and folded alike."""
     journal, environment = MemoryJournal(), FolderEnvironment()
     one = runner(journal, ScriptedModel([turn(T, READ, READ), DONE, DONE]), environment, spec({"a.py": "x"}))

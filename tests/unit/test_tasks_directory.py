@@ -149,7 +149,7 @@ def test_folders_and_leading_dots_of_a_tar_are_no_fault() -> None:
     assert {path: file.content for path, file in unpack(data).items()} == {"src/a.py": b"1", "b": b"2"}
 
 
-def test_three_directories_with_the_second_broken_are_never_a_silent_two(tmp_path: Path) -> None:
+def test_case_dsh_105_three_directories_with_the_second_broken_are_never_a_silent_two(tmp_path: Path) -> None:
     """oh-my-dsh/dsh-plugin-upgrade-skill PR 105: an invalid TOML escape dropped one task, the others ran."""
     paths = [written(tmp_path, index) for index in range(3)]
     broken = paths[1] / "task.toml"
@@ -228,7 +228,7 @@ def test_a_broken_directory_is_refused_in_one_line(breaks, reason: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_a_workspace_never_carries_a_history_that_could_hold_the_fix(tmp_path: Path) -> None:
+def test_case_swe_bench_465_a_workspace_never_carries_a_history_that_could_hold_the_fix(tmp_path: Path) -> None:
     """SWE-bench/SWE-bench #465: later commits with the fix were reachable in the sandbox."""
     path = written(tmp_path)
     (path / "environment" / "workspace" / ".git" / "logs").mkdir(parents=True)

@@ -33,7 +33,7 @@ def span(number: int, **values: object) -> ReadableSpan:
     return MAKER.make(f"execute_tool {number}", context, identity.context("s"), 1000, 2000, values)
 
 
-def test_20_small_spans_and_a_giant_one_all_arrive_and_the_giants_size_is_told() -> None:
+def test_case_otel_collector_6046_20_small_spans_and_a_giant_one_all_arrive_and_the_giants_size_is_told() -> None:
     with collecting() as collector:
         sink = Sink(otlp_processor(collector.endpoint))
         for number in range(20):

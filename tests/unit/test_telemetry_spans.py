@@ -94,7 +94,7 @@ def assert_one_tree(spans: list[ReadableSpan]) -> None:
             assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time, (span.name, parent.name)
 
 
-def test_150_parallel_calls_are_150_spans_each_under_its_turn_in_one_trace() -> None:
+def test_case_agent_framework_6357_150_parallel_calls_are_150_spans_each_under_its_turn_in_one_trace() -> None:
     spans = feed(SessionSpans("s", MAKER), fifty_turns())
     tools = [span for span in spans if span.name == "execute_tool grep"]
     assert len(tools) == 150

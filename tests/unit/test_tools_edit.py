@@ -43,7 +43,7 @@ def apply_diff(before: str, diff: str) -> str:
     return "\n".join(out + lines[at:])
 
 
-async def test_replacement_text_is_literal_and_the_diff_shows_what_is_on_disk(
+async def test_case_opencode_45892_replacement_text_is_literal_and_the_diff_shows_what_is_on_disk(
     tmp_path: Path, workspace: LocalWorkspace
 ) -> None:
     """opencode #45892: group marks in the replacement are expanded, and success is reported."""
@@ -63,7 +63,9 @@ async def test_quoted_text_is_literal_too(tmp_path: Path, workspace: LocalWorksp
     assert (tmp_path / "f").read_text() == "x = y\nx = abc\n"
 
 
-async def test_in_a_latin_1_file_only_the_edited_line_changes(tmp_path: Path, workspace: LocalWorkspace) -> None:
+async def test_case_anthropic_1195_in_a_latin_1_file_only_the_edited_line_changes(
+    tmp_path: Path, workspace: LocalWorkspace
+) -> None:
     """anthropic-sdk-typescript PR 1195: an ASCII edit turns unrelated bytes into replacement characters."""
     (tmp_path / "f").write_bytes(b"# caf\xe9\nn = 1\n")
     assert (await edit(workspace, "n = 1", "n = 2")).text == "ok"
@@ -96,7 +98,7 @@ async def test_a_stray_byte_in_a_utf_8_file_survives_an_edit_of_its_own_line(
 
 
 @pytest.mark.parametrize("quote_crlf", [False, True])
-async def test_bom_crlf_and_missing_last_newline_are_kept(
+async def test_case_codewhale_4764_bom_crlf_and_missing_last_newline_are_kept(
     tmp_path: Path, workspace: LocalWorkspace, quote_crlf: bool
 ) -> None:
     """Codewhale #4764, hermes-agent PR 35278: text copied from read_file does not match; the BOM is dropped."""

@@ -92,7 +92,7 @@ async def test_argument_text_arrives_byte_for_byte(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == content.encode()
 
 
-async def test_a_tool_that_raises_gives_one_result_marked_error_and_its_neighbour_is_unharmed(
+async def test_case_opencode_44852_a_tool_that_raises_gives_one_result_marked_error_and_its_neighbour_is_unharmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """opencode #44852: of two parallel calls one fails and gets no result; every later request is refused."""
@@ -157,7 +157,7 @@ async def test_a_vanished_host_directory_is_the_environments_failure(tmp_path: P
             await run_call(workspace, name, arguments, Limits())
 
 
-async def test_todo_items_without_ids_get_distinct_ones(tmp_path: Path) -> None:
+async def test_case_hermes_89574_todo_items_without_ids_get_distinct_ones(tmp_path: Path) -> None:
     """hermes-agent PR 89574: items without an id collapse to the last one."""
     items = '[{"id": "", "content": "a"}, {"id": "  ", "content": "b"}, {"content": "c", "status": "completed"}]'
     outcome = await call(tmp_path, "todo_write", items=items)

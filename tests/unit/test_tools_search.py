@@ -137,7 +137,9 @@ async def test_a_glob_with_many_stars_ends(tmp_path: Path) -> None:
 # -- grep --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_hit_in_a_one_line_bundle_is_an_excerpt_and_the_other_hit_is_there(tmp_path: Path) -> None:
+async def test_case_llmkube_1487_a_hit_in_a_one_line_bundle_is_an_excerpt_and_the_other_hit_is_there(
+    tmp_path: Path,
+) -> None:
     """LLMKube #1487: one hit in a one-line bundle returns 650 kB, and truncated=false."""
     (tmp_path / "bundle.js").write_text("ü" * 500_000 + "needle" + "漢" * 500_000)
     (tmp_path / "code.py").write_text("x = 1\nneedle = 2\n")

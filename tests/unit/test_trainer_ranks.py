@@ -69,7 +69,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[dict[
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: f"{CASES[i][1]}-{CASES[i][0]}")
-def test_two_ranks_train_the_same_step_as_one(
+def test_case_mlx_lm_1413_two_ranks_train_the_same_step_as_one(
     case: int, two_ranks: list[list[tuple[dict[str, float], dict[str, torch.Tensor]]]]
 ) -> None:
     report, alone = run_step(*CASES[case])

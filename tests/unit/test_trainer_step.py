@@ -55,7 +55,7 @@ def raw_gradient(batch: TrainingBatch, settings: StepSettings) -> dict[str, torc
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_gradient_does_not_depend_on_how_the_batch_is_cut(preset: str) -> None:
+def test_case_mlx_lm_1413_gradient_does_not_depend_on_how_the_batch_is_cut(preset: str) -> None:
     """Rows with 3, 5 and 40 trained tokens, as one and as three micro-batches."""
     batch = random_batch([3, 5, 40])
     settings = StepSettings(objective=PRESETS[preset], minibatches=1)
@@ -66,7 +66,7 @@ def test_gradient_does_not_depend_on_how_the_batch_is_cut(preset: str) -> None:
         torch.testing.assert_close(whole[name], apart[name], rtol=1e-4, atol=1e-6)
 
 
-def test_batch_without_trained_token_leaves_everything_unchanged() -> None:
+def test_case_automodel_3796_batch_without_trained_token_leaves_everything_unchanged() -> None:
     policy = tiny_policy()
     optimiser = AdamW(policy)
     rng = torch.Generator().manual_seed(1)
@@ -78,7 +78,7 @@ def test_batch_without_trained_token_leaves_everything_unchanged() -> None:
     assert all(torch.equal(before[name], now) for name, now in weights(policy).items())
 
 
-def test_micro_batch_without_trained_token_equals_the_step_without_it() -> None:
+def test_case_automodel_3796_micro_batch_without_trained_token_equals_the_step_without_it() -> None:
     settings = StepSettings(minibatches=2, micro_tokens=1)
     _, without = step(random_batch([3, 5, 40]).select([0, 2]), settings)
     masked = random_batch([3, 5, 40])
