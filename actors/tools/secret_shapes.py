@@ -41,6 +41,9 @@ _GITLAB = (
     "GR1348941",
 )
 
+_NETRC_NAME = r"[ \t]+(?!(?:and|or)\b)\S{1,200}"  # "login and password" is prose
+_LIBPQ = "(?:host|hostaddr|port|dbname|user|sslmode|connect_timeout|application_name)"
+
 SHAPES = (
     Shape("AWS_ACCESS_KEY", ("A3T", "ABIA", "ACCA", "AKIA", "ASIA"), "aws:AWSKeyDetector", only=0),
     Shape("AWS_SECRET_KEY", ("aws", "AWS"), "aws:AWSKeyDetector", group=1, only=1),
@@ -79,11 +82,18 @@ SHAPES = (
     Shape(
         "PRIVATE_KEY", ("Private-Lines:",), r"Private-Lines: \d+\r?\n((?:[A-Za-z0-9+/=]+\r?(?:\n|$))+)", group=1
     ),  # PuTTY
-    Shape("DOCKER_AUTH", ('"auth"',), r"\"auth\"[ \t]*:[ \t]*\"([A-Za-z0-9+/]{8,}=*)\"", group=1),
+    Shape(  # "auth": "required" is a word
+        "DOCKER_AUTH",
+        ('"auth"', '"identitytoken"', '"registrytoken"'),
+        r"\"(?:auth(?!\"[ \t]*:[ \t]*\"[a-z]+\")|(?:identity|registry)token)\"[ \t]*:[ \t]*"
+        r"\"([A-Za-z0-9+/._-]{8,}=*)\"",
+        group=1,
+    ),
     Shape(  # a query's or a form's field; a value that is a template or code begins otherwise
         "PASSWORD",
         ("assword=", "asswd=", "wd=", "ecret=", "oken=", "key="),
-        r"[?&](?i:password|passwd|pwd|token|access_token|secret|client_secret|api_?key)=([^&\s\"'`<>;#{}()$%\[\]]{4,})",
+        r"[?&](?i:password|passwd|pwd|(?:access_|refresh_|id_)?token|(?:client_)?secret|api_?key)="
+        r"([^&\s\"'`<>;#{}()$%\[\]]{3,})",
         group=1,
     ),
     Shape(  # a form or a connection string that begins with it: another field follows
@@ -95,17 +105,43 @@ SHAPES = (
     Shape(  # ADO, ODBC, JDBC: Server=db;Password=…
         "PASSWORD", ("assword=", "wd="), r";[ \t]*(?i:password|pwd)=([^;\s\"'`{}$<>()]{3,})", group=1
     ),
-    Shape("PASSWORD", ("login ", "login\t"), r"\blogin[ \t]+\S{1,200}\s{1,9}password[ \t]+(\S{3,})", group=1),  # .netrc
-    Shape(  # .pgpass
+    Shape(  # libpq: host=db password=…; a call has commas
         "PASSWORD",
-        (":5432:", ":*:"),
-        r"(?m)^[\w.*-]{1,255}:(?:\d{1,5}|\*):[^:\s]{1,64}:[^:\s]{1,64}:([^:\s]{3,})$",
+        ("password=",),
+        rf"(?<![\w.,(]){_LIBPQ}=[^\s,;()]{{1,100}}[ \t]+password='?([^\s\"'`$<>(){{}},;]{{3,}})",
+        group=1,
+    ),
+    Shape("PASSWORD", ("password=",), rf"\bpassword='?([^\s\"'`$<>(){{}},;]{{3,}})'?(?=[ \t]+{_LIBPQ}=)", group=1),
+    Shape(  # scott/tiger@
+        "PASSWORD",
+        ("jdbc:oracle:", "sqlplus "),
+        r"(?:jdbc:oracle:\w{1,9}:|\bsqlplus (?:-\w{1,9} ){0,4})[\"']?\w{1,64}/([^\s@/\"'$]{3,})@",
+        group=1,
+    ),
+    Shape(  # .netrc
+        "PASSWORD",
+        ("machine", "default", "login", "account"),
+        rf"(?m)(?:\bmachine{_NETRC_NAME}|^[ \t+-]*default|^[ \t+-]*(?:login|account){_NETRC_NAME})"
+        rf"(?:\s{{1,9}}(?:login|account){_NETRC_NAME}){{0,2}}\s{{1,9}}password[ \t]+(\S{{2,}})",
+        group=1,
+    ),
+    Shape(  # .pgpass, at the ports of PostgreSQL and PgBouncer: a linter's line looks the same at another number
+        "PASSWORD",
+        (":543", ":6432:", ":*:"),
+        r"(?m)^[\w.*-]{1,255}:(?:543\d|6432|\*):[^:\s]{1,64}:[^:\s]{1,64}:((?:[^:\s\\]|\\.){3,})$",
         group=1,
     ),
     Shape(
         "PASSWORD",
         ("curl ",),
-        r"\bcurl [^\n]{0,200}?(?<=[ \t])(?:-u|--user)[= \t]*[\"']?[^\s:\"']{1,64}:([^\s\"'$][^\s\"']{2,})",
+        r"\bcurl (?:[^\n]|(?<=\\)\n){0,200}?(?<=[ \t])(?:-[A-Za-z]{0,5}[uU]|--(?:proxy-)?user)"
+        r"[= \t]*[\"']?[^\s:\"']{1,64}:([^\s\"'$][^\s\"']{2,})",
+        group=1,
+    ),
+    Shape(
+        "PASSWORD",
+        ("sshpass ", "redis-cli "),
+        r"\b(?:sshpass (?:-\w{1,9} ){0,4}-p|redis-cli [^\n]{0,200}?(?<=[ \t])-a)[ \t]*[\"']?([^\s\"'$-][^\s\"']{2,})",
         group=1,
     ),
     Shape(
