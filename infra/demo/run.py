@@ -217,16 +217,16 @@ class Demo:
             if task.task_id not in opened:
                 await self._publish(TaskCancelled(task_id=task.task_id, reason="the training window is over"))
         lane = self._deployment.lane.lane
-        await self._until(
-            lambda fold: (
-                all(fold.groups[g].lane != lane for g in fold.open_groups)
-                and sum(step.lane == lane for step in fold.steps)
-                >= sum(batch.lane == lane for batch in fold.batches.values())
-            ),
-            DRAIN_S,
-            "groups under way to end",
-            lambda fold: f"letting {len(fold.open_groups)} groups under way end",
-        )
+
+        def under_way(fold: RunFold) -> tuple[int, int]:
+            batches = sum(batch.lane == lane for batch in fold.batches.values())
+            return sum(fold.groups[g].lane == lane for g in fold.open_groups), batches - self._steps_of(fold)
+
+        def progress(fold: RunFold) -> str:
+            groups, batches = under_way(fold)
+            return f"letting {groups} groups under way end" + (f", {batches} batches to be trained" if batches else "")
+
+        await self._until(lambda fold: max(under_way(fold)) <= 0, DRAIN_S, "groups under way to end", progress)
 
     async def _top_up(self) -> None:
         state = (await self._checked_states()).get("controller")
