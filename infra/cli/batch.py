@@ -92,10 +92,14 @@ def explain(context: Context, batch_id: str, events: bool) -> None:
     why, and which version its step made."""
 
     async def work(_tell: Say) -> tuple[BatchLineage, dict[str, list[EventAt]]]:
+        from odradek.streams.errors import Terminal
         from odradek.streams.replay.lineage import batch_lineage, events_of
 
         async with opened_log(context) as event_log:
-            found = await batch_lineage(event_log, batch_id)
+            try:
+                found = await batch_lineage(event_log, batch_id)
+            except Terminal as error:
+                raise UsageError(str(error)) from None
             members = [member for group in found.groups for member in group.members]
             return found, await events_of(event_log, members) if events else {}
 
@@ -152,27 +156,36 @@ def seen(context: Context, sessions: tuple[str, ...], task: str | None, subject:
     """Which batches hold the sessions asked for, and which weight versions saw them.
 
     A version saw them when a step on such a batch made it, or when it was made from one that did: later steps, branches
-    and restores included.
+    and restores included. A session that is not on the log is an error: "nobody saw it" is never the answer to a typo.
     """
     if sum(map(bool, (sessions, task, subject))) != 1:
         raise UsageError("say one of --session ID, --task ID, --subject NAME")
 
     async def work(_tell: Say) -> Seen:
+        from odradek.infra.observe.lookup import session_ids
         from odradek.streams.replay import sightings
 
         async with opened_log(context) as event_log:
             wanted = list(sessions)
             if task is not None:
                 wanted = await sightings.sessions_of_task(event_log, task)
+                if not wanted:
+                    raise UsageError(f"no attempt at task {task!r} on the log; `odradek task list` shows what there is")
             elif subject is not None:
                 wanted = await sightings.sessions_of_subject(event_log, subject)
-            return await sightings.seen(event_log, wanted)
+            found = await sightings.seen(event_log, wanted)
+            held = {session for one in found.batches for session in one.sessions}
+            if unseen := [session for session in sessions if session not in held]:
+                found = await sightings.seen(event_log, [*held, *await session_ids(event_log, unseen)])
+            return found
 
     found = run(context, "reading the log", work)
     context.result(found, _seen(found))
 
 
 def _seen(found: Seen) -> str:
+    if not found.sessions:
+        return "no batch holds a session of theirs: is the id right? `odradek session show ID` names a session's"
     if not found.batches:
         return f"{len(found.sessions)} sessions; no batch holds any of them, no version saw them"
     lines = []

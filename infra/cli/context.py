@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import math
 import os
 import sys
 import threading
@@ -100,6 +101,16 @@ def command_options(function: _F) -> Callable[..., None]:
         function(Context(load(file=file, flags=flags, data=data), as_json), *args, **kwargs)
 
     return wrapped
+
+
+class Number(click.FloatRange):
+    """A finite number: of NaN every comparison is false, so it would pass any range and then mean anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def given(context: click.Context, parameter: click.Parameter, value: str) -> str:

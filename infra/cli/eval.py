@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_ENVIRONMENT, Context, command_options
+from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_ENVIRONMENT, Context, Number, command_options
 from odradek.infra.cli.log import Say, opened_log, run, store_trees
 from odradek.infra.errors import InfraError, UsageError
 
@@ -44,10 +44,8 @@ graded and runs the rest."""
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the sets' tasks.")
 @click.option("--greedy", is_flag=True, help="Temperature 0 instead of 1.")
 @click.option("--run", "name", default="eval", show_default=True, help="Another name evaluates afresh.")
-@click.option(
-    "--require", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Share solved for exit code 0."
-)
-@click.option("--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to wait.")
+@click.option("--require", type=Number(0, 1), default=1.0, show_default=True, help="Share solved for exit code 0.")
+@click.option("--timeout", type=Number(1), default=600.0, show_default=True, help="Seconds to wait.")
 @command_options
 def command(context: Context, version: int | None, name: str, require: float, timeout: float, **asked: Any) -> None:
     """Evaluate a version: publish the tasks, wait for their verdicts, show the share solved with its interval.

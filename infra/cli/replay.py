@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
+from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, Number, command_options
 from odradek.infra.cli.exports import note
 from odradek.infra.cli.log import Say, opened_log, run
 from odradek.infra.cli.replay_rescore import command as rescore
@@ -147,8 +147,8 @@ def _why(verdict: Any) -> str:
 @click.option("--versions", metavar="N|N-M", help="Sampled wholly under these weight versions.")
 @click.option("--task", "tasks", multiple=True, help="Of this task id; repeatable.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Whose task has this label; repeatable.")
-@click.option("--min-reward", type=float, help="Total reward of at least this.")
-@click.option("--max-reward", type=float, help="Total reward of at most this.")
+@click.option("--min-reward", type=Number(), help="Total reward of at least this.")
+@click.option("--max-reward", type=Number(), help="Total reward of at most this.")
 @click.option(
     "--origin",
     "origins",

@@ -98,6 +98,8 @@ def command(
         async with opened_log(context) as event_log:
             source = await _source(event_log, lane)
             parent = await _parent(event_log, source.policy, start or "0", needed=train or bool(start))
+            names = (into or "rescored-2", policy or f"{source.policy}-{grader.name}")
+            lane_config = _new_lane(source, names, parent) if train and parent is not None else None
             seals = await seals_from(event_log, lane, parent.version if parent is not None else 0)
             tell(f"{len(seals)} groups")
             async with _sandboxes(context, grader.sandbox) as factory:
@@ -106,11 +108,9 @@ def command(
                     at_once=_deployment(context).max_commands if grader.sandbox else 1, say=tell,
                 )  # fmt: skip
             answer = _answer(str(grader), lane, done)
-            if not train:
+            if lane_config is None:
                 return answer
-            assert parent is not None
-            names = (into or "rescored-2", policy or f"{source.policy}-{grader.name}")
-            trained = await _trained(context, event_log, source, names, parent, seals, done, tell)
+            trained = await _trained(context, event_log, source.lane, lane_config, seals, done, tell)
             return msgspec.structs.replace(answer, trained=trained)
 
     answer = run(context, "rescoring", work)
@@ -153,12 +153,22 @@ async def _parent(event_log: EventLog, policy: str, start: str, *, needed: bool)
         raise UsageError(f"--from: {error}") from None
 
 
+def _new_lane(source: LaneConfigured, names: tuple[str, str], parent: ParentVersion) -> LaneConfigured:
+    """Asked before anything is graded: what is refused has written nothing."""
+    from odradek.streams.errors import Terminal
+    from odradek.streams.replay.reseal import new_lane
+
+    try:
+        return new_lane(source, *names, parent)
+    except Terminal as error:
+        raise UsageError(str(error)) from None
+
+
 async def _trained(
     context: Context,
     event_log: EventLog,
-    source: LaneConfigured,
-    names: tuple[str, str],
-    parent: ParentVersion,
+    source: str,
+    config: LaneConfigured,
     seals: list[tuple[int, GroupSealed]],
     done: Rescored,
     tell: Say,
@@ -168,12 +178,12 @@ async def _trained(
     from odradek.actors.trainer.manifest import Place
     from odradek.actors.trainer.retrain import retrain
     from odradek.streams.errors import Terminal
-    from odradek.streams.replay.reseal import new_lane, reseal
+    from odradek.streams.replay.reseal import reseal
 
-    lane, policy = names
+    lane, policy, parent = config.lane, config.policy, config.parent
+    assert parent is not None
     try:
-        config = new_lane(source, lane, policy, parent)
-        last = await reseal(event_log, config, source.lane, seals, done.revised)
+        last = await reseal(event_log, config, source, seals, done.revised)
     except Terminal as error:
         raise UsageError(str(error)) from None
     deployment = _deployment(context)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from odradek.infra.cli.context import EXIT_CODES, Context, command_options
+from odradek.infra.cli.context import EXIT_CODES, Context, Number, command_options
 from odradek.infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ side."""
 @click.option("--yes/--no", "accept", default=None, help="Accept or reject without asking.")
 @click.option("--consent/--no-consent", default=None, help="Allow training on your sessions, or withdraw that [off].")
 @click.option("--subject", help="Whose session it is [a name made from the local user's].")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy [0; 1 where training is allowed].")
+@click.option("--temperature", type=Number(0, 2), help="0 is greedy [0; 1 where training is allowed].")
 @click.option(
     "--sample",
     is_flag=True,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, command_options
+from odradek.infra.cli.context import EXIT_CASE_FAILED, EXIT_CODES, Context, Number, command_options
 from odradek.infra.cli.log import Say, opened_log, run, store_trees
 from odradek.infra.cli.task_list import list_tasks
 from odradek.infra.errors import UsageError
@@ -56,7 +56,7 @@ command.add_command(list_tasks)
 @command.command
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--attempts", type=click.IntRange(1), help="Rollouts of each task [the task's, else 8].")
-@click.option("--deadline", "deadline_seconds", type=click.FloatRange(0, min_open=True), help="Seconds from admission.")
+@click.option("--deadline", "deadline_seconds", type=Number(0, min_open=True), help="Seconds from admission.")
 @click.option("--priority", type=int, help="Higher is admitted earlier among waiting tasks of the same purpose.")
 @click.option("--policy-version", type=click.IntRange(0), help="Sample wholly under this version [the current one].")
 @click.option("--purpose", type=click.Choice(["rl", "eval"]), help="Train on it, or only evaluate [the task's].")
@@ -143,15 +143,22 @@ def cancel(context: Context, task_id: str, reason: str, tenant: str) -> None:
 
     async def work(_tell: Say) -> Any:
         from odradek.streams.envelope import Event, event_id
-        from odradek.streams.events.tasks import TaskCancelled
+        from odradek.streams.events.tasks import TaskCancelled, TaskPublished
+        from odradek.streams.replay.select import bodies
 
         async with opened_log(context, create=True) as event_log:
+            known = False
+            async for body in bodies(event_log, topic):
+                known |= isinstance(body, TaskPublished) and body.task_id == task_id
             body = TaskCancelled(task_id=task_id, reason=reason)
             event = Event.of(body, id=event_id("cancel", task_id), source=SOURCE, meta=_meta("rl", ""))
-            return await event_log.append(topic, task_id, event)
+            return await event_log.append(topic, task_id, event), known
 
-    ref = run(context, f"cancelling {task_id}", work)
-    context.result({"task_id": task_id, "cancelled": ref}, f"cancelled {task_id} at {ref}")
+    ref, known = run(context, f"cancelling {task_id}", work)
+    unknown = (
+        "" if known else f"; no task of that id is on {topic}: is it right? `odradek task list` shows what there is"
+    )
+    context.result({"task_id": task_id, "cancelled": ref, "known": known}, f"cancelled {task_id} at {ref}{unknown}")
 
 
 @command.command

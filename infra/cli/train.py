@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from odradek.infra.cli.context import EXIT_CODES, CaseFailed, Context, command_options
+from odradek.infra.cli.context import EXIT_CODES, CaseFailed, Context, Number, command_options
 from odradek.infra.cli.guard import guarded
 from odradek.infra.errors import UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=EXIT_CODES)
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Length of the window [demo.minutes].")
+@click.option("--minutes", type=Number(0, min_open=True), help="Length of the window [demo.minutes].")
 @click.option(
     "--from", "start", metavar="VERSION|PLACE",
     help="Branch off this version of lane.policy, or the one in force at TOPIC/PARTITION@OFFSET.",

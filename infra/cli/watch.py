@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from odradek.infra.cli.context import Context, command_options
+from odradek.infra.cli.context import Context, Number, command_options
 
 FIRST_LOOK_S = 20.0
 """Seconds `--once` waits for the slowest actor, which ends the wait. Too low finds nobody on a machine that is busy."""
@@ -17,7 +17,7 @@ FIRST_LOOK_S = 20.0
 @click.command
 @command_options
 @click.option("--once", is_flag=True, help="Print one picture and end.")
-@click.option("--every", default=2.0, show_default=True, help="Seconds between two pictures.")
+@click.option("--every", type=Number(0.1), default=2.0, show_default=True, help="Seconds between two pictures.")
 @click.option("--no-actors", is_flag=True, help="Read the log only; don't join the Ray cluster.")
 def command(context: Context, once: bool, every: float, no_actors: bool) -> None:
     """A live view of what goes on: sessions, tool calls, rewards, versions, lag, staleness, utilisation.

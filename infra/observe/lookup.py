@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from odradek.infra.errors import UsageError
 from odradek.streams import topics
 from odradek.streams.errors import UndecodableRecord
@@ -16,6 +18,11 @@ async def read_session(event_log: EventLog, wanted: str) -> tuple[str, list[Sess
         return wanted, records
     session_id = await _completed(event_log, wanted)
     return session_id, await _records(event_log, session_id)
+
+
+async def session_ids(event_log: EventLog, wanted: Sequence[str]) -> list[str]:
+    """The whole id of each; `UsageError` as in `read_session`."""
+    return [(await read_session(event_log, one))[0] for one in wanted]
 
 
 async def _records(event_log: EventLog, session_id: str) -> list[SessionRecord]:

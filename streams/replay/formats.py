@@ -63,7 +63,8 @@ class ParquetWriter(_WholeFile):
         super().__init__(path)
         self._schema = parquet_schema().with_metadata({b"odradek.filter": filter_json})
         self._rows: list[dict[str, Any]] = []
-        self._file = parquet.ParquetWriter(self._partial, self._schema, compression="zstd")
+        self._sink = self._partial.open("wb")  # pyarrow's own error would not name the place
+        self._file = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
 
     def write(self, row: Row) -> None:
         """See `RowWriter`."""
@@ -87,6 +88,7 @@ class ParquetWriter(_WholeFile):
         if complete:
             self._flush()
         self._file.close()
+        self._sink.close()
 
 
 def parquet_schema() -> Any:

@@ -88,11 +88,23 @@ def test_a_batch_is_explained_from_its_version_down_to_each_event_and_task(cli: 
 
 def test_an_unknown_or_ambiguous_batch_is_named(cli: Cli) -> None:
     unknown = cli("batch", "explain", "nothing")
-    assert unknown.code == 3 and "no batch 'nothing'" in unknown.err
+    assert unknown.code == 2 and "no batch 'nothing'" in unknown.err
     several = cli("batch", "explain", "")
-    assert several.code == 3 and "2 batches begin with ''" in several.err
+    assert several.code == 2 and "2 batches begin with ''" in several.err
     assert cli("batch", "seen").code == 2
     assert cli("batch", "seen", "--task", "a", "--session", "b").code == 2
+
+
+def test_nobody_saw_it_is_never_the_answer_to_a_wrong_id(cli: Cli) -> None:
+    for wrong, said in (
+        (("--session", "a.9"), "no session 'a.9'"),
+        (("--task", "task-z"), "no attempt at task 'task-z'"),
+    ):
+        answer = cli("batch", "seen", *wrong)
+        assert (answer.code, answer.out) == (2, "") and f"{said} {given!r}" in answer.err
+    mixed = cli("batch", "seen", "--session", "a.0", "--session", "a.9")
+    assert mixed.code == 2 and "no session 'a.9'" in mixed.err
+    assert "is the id right?" in cli("batch", "seen", "--subject", "nobody").out
 
 
 def test_a_session_s_tokens_are_followed_to_every_version_they_reached(cli: Cli) -> None:

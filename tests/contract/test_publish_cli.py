@@ -103,10 +103,12 @@ def test_a_broken_directory_publishes_nothing_and_says_so_in_one_line(
 def test_a_cancelled_task_is_never_opened(cli: Cli, config: KafkaConfig, tmp_path: Path) -> None:
     cli("task", "publish", directory(tmp_path))
     done = cli("task", "cancel", "train-11-0", "--reason", "changed my mind", "--json")
-    assert done.code == 0 and done.json["task_id"] == "train-11-0"
+    assert done.code == 0 and (done.json["task_id"], done.json["known"]) == ("train-11-0", True)
     bodies = [record.event.body for record in tasks_on(config)]
     assert bodies[1] == TaskCancelled(task_id="train-11-0", reason="changed my mind")
     assert queued(tasks_on(config)) == 0
+    unknown = cli("task", "cancel", "train-11-O")
+    assert unknown.code == 0 and "no task of that id is on tasks.v1: is it right?" in unknown.out
 
 
 def test_a_workspace_that_an_event_cannot_carry_is_stored_before_the_task_is_published(

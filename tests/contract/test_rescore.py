@@ -27,6 +27,7 @@ from odradek.actors.trainer.checkpoint import Checkpoints
 from odradek.actors.trainer.manifest import Place
 from odradek.actors.trainer.retrain import retrain
 from odradek.actors.trainer.testing import tiny_policy
+from odradek.streams import topics
 from odradek.streams.admin import ensure_topics
 from odradek.streams.blobs import S3Config, S3Store
 from odradek.streams.config import KafkaConfig
@@ -339,6 +340,13 @@ async def test_the_command_scores_and_trains(
     assert (done.json["appended"], done.json["trained"]["version"]) == (0, 3)
     again = await asyncio.to_thread(call, *train, *store)
     assert again.code == 0 and "lane told-2: 2 batches, policy other is at version 3" in again.out
-    for wrong in (("--into", "again-2"), ("--train", "--from", "9"), ("--train", "--into", "again-0")):
-        assert (await asyncio.to_thread(call, "--grader", "conduct@1+1", *wrong, *store)).code == 2
+    before = await world.lane.log.stable_ends(topics.REWARDS.name)
+    for wrong in (
+        ("--into", "again-2"),
+        ("--train", "--from", "9"),
+        ("--train", "--into", "again-0"),
+        ("--train", "--policy", world.lane.policy),
+    ):
+        assert (await asyncio.to_thread(call, "--grader", "hidden-tests@2+1", *wrong, *store)).code == 2
+    assert await world.lane.log.stable_ends(topics.REWARDS.name) == before, "what is refused has written nothing"
     assert uuid.UUID(next(iter(done.json["trained"]["batches"])))

@@ -12,6 +12,7 @@ import pytest
 from support.cli import Cli
 
 from odradek.actors.trainer.step import StepReport
+from odradek.infra.cli.context import Number
 from odradek.infra.cli.main import COMMANDS, root
 from odradek.streams.events.groups import DiscardReason
 
@@ -53,6 +54,20 @@ def test_an_empty_session_id_is_wrong_usage_and_not_the_beginning_of_all(capsys:
         for empty in ("", " "):
             done = cli(*command.split(), empty)
             assert done.code == 2 and "is empty: say which one" in done.err
+
+
+def test_no_command_takes_a_number_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every comparison with NaN is false: it passes click's own ranges, and selects nothing."""
+    kinds = {
+        type(p.type)
+        for command in ALL.values()
+        for p in command.params
+        if isinstance(p.type, click.types.FloatParamType)
+    }
+    assert kinds == {Number}
+    for value in ("nan", "inf"):
+        done = Cli(capsys)("train", "--minutes", value)
+        assert done.code == 2 and f"'{value}' is not a finite number" in done.err
 
 
 def test_the_help_says_what_each_figure_means_that_a_command_prints() -> None:
