@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from support.assembly_world import LANE, group, nobody, records, turn
 from support.session_world import FolderEnvironment, MemoryJournal, ScriptedModel, runner, spec, template
+from support.session_world import turn as turn_of
 
 from odradek.actors.session.ports import Completion
 from odradek.actors.trainer.loop import training_batch
@@ -67,19 +70,22 @@ def test_case_nemo_rl_2821_a_template_that_drops_earlier_reasoning_doubles_nothi
 
 
 def test_case_trl_5144_a_pad_that_is_the_end_token_loses_no_true_end() -> None:
-    """huggingface/trl #5144, #4974: what is trained has no padding at all, so nothing is guessed from ids."""
-    end = 0
+    """huggingface/trl #5144, #4974: what is trained has no padding at all, so nothing is guessed from ids; and nothing
+    is tokenised again, so a tool's result that would be shorter the second time keeps the length it had."""
+    end, tokenizer = 0, template().tokenizer
+    result = [token for letter in "return total" for token in tokenizer.encode_text(letter)]
+    assert len(tokenizer.encode_text(tokenizer.decode(result))) < len(result), "tokenised again it is shorter"
     one = group("a", [1.0, 0.0])
-    said = [turn(0, 0, [end, 5], [6, end, end])]
+    said = [turn(0, 0, [end, 5], [6, end, end]), turn(1, 5, result, [7, end])]
     sequences = {name: sequence_of(name, records(name, said)) for name in one.sequences}
     one = GroupRecords(one.offset, one.sealed, one.rewards, sequences)
     (micro,) = materialise(built(one), sequences, LANE.max_staleness)
-    assert list(micro.tokens) == [end, 5, 6, end, end] * 2
-    assert list(micro.mask) == [0, 0, 1, 1, 1] * 2
+    assert list(micro.tokens) == [end, 5, 6, end, end, *result, 7, end] * 2
+    assert list(micro.mask) == [0, 0, 1, 1, 1, *[0] * len(result), 1, 1] * 2
     lengths = {
         len(getattr(micro, name)) for name in ("tokens", "mask", "logprobs", "versions", "positions", "advantages")
     }
-    assert lengths == {10}
+    assert lengths == {2 * (7 + len(result))}
 
 
 def packed_scores(sequences: dict[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +97,10 @@ def packed_scores(sequences: dict[str, Sequence]) -> tuple[np.ndarray, np.ndarra
     arrays = materialise(batch, sequences, LANE.max_staleness)
     (micro,) = arrays
     assert list(micro.positions) == [*range(len(micro.positions) // 2)] * 2, "positions start again at the border"
-    logprobs = score(tiny_policy(), training_batch(arrays))
+    packed = training_batch(arrays)
+    logprobs = score(tiny_policy(), packed)
+    apart = [score(tiny_policy(), packed.select([number])) for number in range(2)]
+    assert np.array_equal(logprobs, np.concatenate(apart)), "as unpacked"
     return logprobs[: micro.starts[1]], logprobs[micro.starts[1] :]
 
 
@@ -112,19 +121,53 @@ def test_case_profam_495_packed_rows_do_not_see_each_other() -> None:
     assert np.array_equal(alone, again) and np.array_equal(alone, first_b), "its place in the pack does not matter"
 
 
-def test_case_rllm_575_a_row_longer_than_the_budget_keeps_every_action() -> None:
-    """rllm-org/rllm PR 575: three turns of 40 tokens at a row budget of 100: a micro-batch of its own, nothing cut."""
+@pytest.mark.parametrize("budget", [200, 100])
+def test_case_rllm_575_a_row_longer_than_the_budget_keeps_every_action(budget: int) -> None:
+    """rllm-org/rllm PR 575: three turns of 40 tokens at a row budget of 200, then of 100: a micro-batch of its own,
+    nothing cut."""
     turns = [turn(i, 41 * i, [1], list(range(40))) for i in range(3)]
     one = group("a", [1.0, 0.0])
     sequences = {name: sequence_of(name, records(name, turns)) for name in one.sequences}
     one = GroupRecords(one.offset, one.sealed, one.rewards, sequences)
-    small = type(LANE)(**{name: getattr(LANE, name) for name in LANE.__struct_fields__} | {"token_budget": 100})
+    small = type(LANE)(**{name: getattr(LANE, name) for name in LANE.__struct_fields__} | {"token_budget": budget})
     chosen = choose([one], small, nobody)
     batch = build(chosen.kept, chosen.dropped, small, 0, AT)
     assert [micro.tokens for micro in batch.layout] == [123, 123]
     arrays = materialise(batch, sequences, LANE.max_staleness)
     assert [sum(micro.mask) for micro in arrays] == [120, 120]
     assert [member.trained_tokens for member in batch.members] == [120, 120]
+
+
+class UpToTheCap(ScriptedModel):
+    """Says the given turns, cut where there is no more room."""
+
+    async def sample(self, *, max_new_tokens: int, **given: Any) -> Completion:  # type: ignore[override]
+        whole = await super().sample(**given)
+        if len(whole.tokens) <= max_new_tokens:
+            return whole
+        return replace(
+            whole,
+            tokens=whole.tokens[:max_new_tokens],
+            logprobs=whole.logprobs[:max_new_tokens],
+            finish_reason="length",
+        )
+
+
+async def test_case_rllm_575_what_a_turns_cap_allows_is_kept_whole_and_what_the_window_cuts_is_flagged() -> None:
+    """The same report, live: no turn is over its cap, all together are; then the window ends inside the third."""
+    said = [*[turn_of(template(), ("read_file", {"path": "a"}))] * 2, turn_of(template(), done=True)]
+
+    async def ran(window: int) -> Sequence:
+        journal, given = MemoryJournal(), spec({"a": "x"}, max_context_tokens=window, max_turn_tokens=len(said[0]) + 10)
+        await runner(journal, UpToTheCap(said), FolderEnvironment(), given).run()
+        return sequence_of("s", journal.history("s"))
+
+    whole = await ran(10_000)
+    assert (whole.sampled, whole.truncated) == (sum(map(len, said)), False)
+    (segment,) = whole.segments
+    cut = await ran(len(segment.tokens) - 1)
+    assert cut.truncated and cut.segments[0].tokens == segment.tokens[: len(cut.segments[0].tokens)]
+    assert sum(map(len, said[:2])) <= cut.sampled < whole.sampled, "no earlier action is lost"
 
 
 def test_a_session_that_said_nothing_keeps_its_place_in_the_baseline_and_trains_nothing() -> None:
