@@ -169,9 +169,10 @@ async def test_the_log_rolled_back_alone(alone: TrainingWorld, earlier: tuple[Ka
     assert not (await restored(after)).begun, "restoring twice is restoring once"
 
 
-async def test_the_store_rolled_back_alone(world: TrainingWorld, s3_access: S3Access) -> None:
-    """The log knows versions 1 to 3, the store only version 1: 2 and 3 are trained again from their batches, and on
-    this machine get the same bits."""
+async def test_case_rlinf_1469_the_store_rolled_back_alone(world: TrainingWorld, s3_access: S3Access) -> None:
+    """RLinf/RLinf PR 1469: the last complete version is used, the newer ones are named, and so is what follows.
+    The log knows versions 1 to 3, the store only version 1: 2 and 3 are trained again from their batches, and on this
+    machine get the same bits."""
     await world.assemble(3)
     await world.train(3)
     had = [await world.bits(version) for version in range(4)]
