@@ -269,7 +269,7 @@ async def test_what_was_written_in_plain_is_reported_readable_and_never_done(wor
     assert set(found) == {"sessions.v1", "feedback.v1"} and str(ref) in found["sessions.v1"].detail
 
 
-async def test_a_store_that_does_not_answer_is_unreachable_and_never_done(world: PrivateWorld) -> None:
+async def test_case_cortex_366_a_store_that_does_not_answer_is_unreachable_and_never_done(world: PrivateWorld) -> None:
     await world.said("ann", "s-1")
     away = S3Store(S3Config(bucket="none", endpoint="http://127.0.0.1:9", access_key="x", secret_key="y"))
     report = await Erasure(world.log, BlobStore(away, keys=world.ring)).run("ann")
@@ -279,7 +279,9 @@ async def test_a_store_that_does_not_answer_is_unreachable_and_never_done(world:
     assert (await world.erasure().run("ann")).done, "run again, it is finished"
 
 
-async def test_exported_rows_of_an_erased_subject_are_taken_out_of_the_files(world: PrivateWorld) -> None:
+async def test_case_cortex_366_exported_rows_of_an_erased_subject_are_taken_out_of_the_files(
+    world: PrivateWorld,
+) -> None:
     lane = world.lane
     for subject in ("ann", "ben"):
         await lane.grant(subject)
