@@ -6,6 +6,7 @@ Time is handed in. What it promises:
 - a task record leads to at most one group; what a task topic says is `intake.py`'s, who is next `admission.py`'s;
 - every member of every open group is placed until it has a verdict, and every member that its group was closed without
   until it has ended (`endings.py`);
+- an open group is closed at its deadline: sealed with the members that have a verdict, or discarded with the reason;
 - only this fold writes weights.current.v1, so a training commit never undoes a pin or a roll-back.
 
 Guarantee 12 (tests/GUARANTEES.md): test_controller_core.py, test_reward_actor.py, test_session_runner.py,

@@ -1,9 +1,12 @@
-"""Every wait of the product in one table. What waits now is `pending.py`.
+"""Every wait of the actors and of the log in one table. What waits now is `pending.py`.
 
 `TABLE` is guarantee 12 spelled out: for each wait who gives up (the owner), for whom it waits, after how long, what
 happens then, and where its age can be seen. `sites` are the places in the code that wait; `tests/unit/test_waits.py`
 walks over all of `actors` and `streams` and fails where one is not in the table, and where a named deadline is none.
-A wait without a deadline says why: nothing is owed to it, or another row bounds it.
+A wait without a deadline says why: nothing is owed to it, or another row bounds it. What a person's command waits for
+(`infra`) is not here: somebody sits before it, and it ends with its terminal.
+
+Guarantee 12 (tests/GUARANTEES.md): test_waits.py, test_observe_pending.py, test_session_hangs.py.
 """
 
 from __future__ import annotations
@@ -128,7 +131,8 @@ TABLE: Final = (
     _wait("command", "sandbox driver", "init and its supervisor",
           "ExecRequest.timeout_s + actors.environment.ns.commands.EXEC_GRACE_S",
           "the command is killed at its limit; a sandbox that does not even say so is destroyed", HOST,
-          "actors/environment/ns/commands.py:Commands.finish", "actors/environment/ns/commands.py:Commands.stop",
+          "actors/environment/ns/commands.py:Commands.finish", "actors/environment/ns/commands.py:Commands.stream",
+          "actors/environment/ns/commands.py:Commands.stop",
           "actors/environment/ns/commands.py:Commands.take_over", "actors/environment/ns/init.py:Init.loop"),
     _wait("init's answer", "sandbox driver", "init, or the zygote", "actors.environment.protocol.DEFAULT_DEADLINE_S",
           "SandboxInfraError: the environment is lost and rebuilt", HOST,

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odradek.streams.config import KafkaConfig
 from odradek.streams.envelope import Record, encode
 from odradek.streams.events.groups import GroupDiscarded, GroupOpened, GroupSealed
-from odradek.streams.events.meta import RecordRef
+from odradek.streams.events.meta import Meta, RecordRef
 from odradek.streams.events.rewards import RewardAssigned, RewardRevised
-from odradek.streams.projections import views
-from odradek.streams.projections.tables import CURRICULUM, GROUPS, REWARDS, Rows, Table
+from odradek.streams.log import EventLog
+from odradek.streams.privacy.content import CONTENT
+from odradek.streams.privacy.keys import KeyFiles
+from odradek.streams.privacy.ring import KeyRing
+from odradek.streams.projections import app, views
+from odradek.streams.projections.tables import CURRICULUM, GROUPS, REWARDS, TABLES, Rows, Table
+from odradek.streams.schemas import golden
+from odradek.streams.schemas.catalog import CATALOG
 from odradek.streams.testing import an_event
 
 
@@ -127,3 +139,25 @@ def test_versions_are_told_apart_by_purpose_and_number() -> None:
     found = [(one.purpose, one.version, one.sessions, one.mean_total) for one in views.versions(groups, rewards)]
     assert found == [("production", 2, 1, 1.0), ("rl", 1, 2, 0.5), ("rl", 2, 1, 1.0)]
     assert views.versions(groups, rewards)[1].parallel_turn_share == 0.5
+
+
+SOMEBODYS = [(table, kind) for table in TABLES for kind in CATALOG[table.topic] if kind in CONTENT]
+SECRET = "the plaintext marker"
+
+
+@pytest.mark.parametrize(("table", "kind"), SOMEBODYS, ids=lambda one: getattr(one, "__name__", "") or one.name)
+async def test_the_worker_reads_without_keys_so_that_no_row_holds_what_a_person_said(
+    table: Table,  # type: ignore[type-arg]
+    kind: type[msgspec.Struct],
+    tmp_path: Path,
+) -> None:
+    """Guarantee 9: `subject erase` says that there is nothing to erase in tables."""
+    body = golden.samples(kind)["full"]
+    texts = {name: SECRET for name in CONTENT[kind] if isinstance(getattr(body, name), str)}
+    event = an_event(msgspec.structs.replace(body, **texts), meta=Meta(origin="production", subject="ann"))
+    config = KafkaConfig(bootstrap="127.0.0.1:9")
+    value, headers = await EventLog(config, keys=KeyRing(KeyFiles(tmp_path))).encoded(table.topic.name, "k", event)
+    message = SimpleNamespace(partition=0, offset=0, key=b"k", value=value, headers=list(headers), timestamp=0)
+    rows = folded(table, [app._record(config, table, message)])
+    assert rows or table.key(event) is None
+    assert not any(SECRET.encode() in row for row in rows.values())

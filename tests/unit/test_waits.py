@@ -15,10 +15,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 TIMED = {("asyncio", "wait_for"), ("asyncio", "timeout"), ("asyncio", "timeout_at"), ("asyncio", "wait")}
 TIMED |= {("asyncio", "sleep"), ("time", "sleep")}
+ENDLESS = ("get", "join", "communicate")
+"""Of a queue or a process: awaited without an argument they have no end of their own. So has `.remote`, an actor's
+answer."""
 
 
 def waits_in(source: str) -> Iterator[tuple[str, str]]:
     """(function, call) of everything in a module that waits, or reads as if it did."""
+
+    tree = ast.parse(source)
+    awaited = {node.value for node in ast.walk(tree) if isinstance(node, ast.Await)}
 
     def visit(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -27,12 +33,12 @@ def waits_in(source: str) -> Iterator[tuple[str, str]]:
             call, base = node.func.attr, getattr(node.func.value, "id", "")
             named = (base, call) in TIMED
             method = base != "asyncio" and (call in ("wait", "acquire") or (call in ("result", "poll") and node.args))
-            if named or method:
+            if named or method or call == "remote" or (call in ENDLESS and node in awaited and not node.args):
                 yield ".".join(names), f".{call}"
         for child in ast.iter_child_nodes(node):
             yield from visit(child, names)
 
-    return visit(ast.parse(source), ())
+    return visit(tree, ())
 
 
 def sites() -> dict[str, list[str]]:
@@ -81,6 +87,10 @@ def test_names_are_unique() -> None:
         ("def f():\n    future.result(5)", [("f", ".result")]),
         ("def f():\n    return future.result()", []),
         ("def f():\n    time.sleep(1)", [("f", ".sleep")]),
+        ("async def f():\n    await queue.get()", [("f", ".get")]),
+        ("async def f():\n    await process.communicate()", [("f", ".communicate")]),
+        ("async def f():\n    return await actor.method.remote(x)", [("f", ".remote")]),
+        ("async def f():\n    return await store.get(key) or names.get()", []),
     ],
 )
 def test_what_the_walk_sees(source: str, found: list[tuple[str, str]]) -> None:
