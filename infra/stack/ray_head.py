@@ -53,6 +53,10 @@ NO_PORT = "-1"
 LOOK_S = 0.5
 """Seconds between two looks for the raylet. More than ten, and it has given up waiting."""
 
+ALIVE = 0
+"""`GcsNodeInfo.ALIVE` of Ray's protocol."""
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
 KEPT_SESSIONS = 3
 """How many old sessions' logs stay for reading after the fact."""
 
@@ -229,6 +233,7 @@ def connect(address: str, timeout_s: float = 30.0, namespace: str = "odradek") -
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "ignore_reinit_error": True}
     meant = signal.getsignal(signal.SIGTERM)
     _quieten()
+    _check_raylets_answer(address, timeout_s)
     try:
         ray.init(address=address, namespace=namespace, **quiet)
     except ConnectionError as error:
@@ -248,6 +253,30 @@ def _quieten() -> None:
         log.info("ray: %s", " ".join(map(str, data["lines"])))
 
     worker.print_to_stdstream = to_the_log
+
+
+def _check_raylets_answer(address: str, timeout_s: float) -> None:
+    """Where this host's raylet is there and gives no answer, `ray.init` ends the process from within C++, with exit
+    code 1. One that answers says gRPC's settings first (RFC 9113, section 3.4)."""
+    import ray
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    try:
+        nodes = GcsClient(address=address).get_all_node_info(timeout=timeout_s).values()
+    except (ray.exceptions.RayError, TimeoutError):
+        return  # of a slow head `ray.init` itself speaks
+    here: set[str] = {LOOPBACK, ray.util.get_node_ip_address()}  # type: ignore[no-untyped-call]
+    for node in nodes:
+        place = (node.node_manager_address, node.node_manager_port)
+        if node.state == ALIVE and node.node_manager_address in here:
+            try:
+                with socket.create_connection(place, timeout=timeout_s) as client:
+                    client.sendall(HTTP2_PREFACE)
+                    if not client.recv(1):
+                        raise ConnectionError("it hung up")
+            except OSError as error:
+                what = f"its raylet at {place[0]}:{place[1]} gives no answer within {timeout_s:g} s ({error})"
+                raise Unreachable(f"ray: {what}; odradek status says more") from error
 
 
 def check_listening(address: str, timeout_s: float) -> None:

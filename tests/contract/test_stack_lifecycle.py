@@ -282,3 +282,36 @@ def test_a_ray_whose_agent_takes_long_to_start_comes_up_all_the_same(
     with running(data, RayHead(data)) as stack:
         (status,) = stack.status()
         assert status.health == "running"
+
+
+JOIN = """
+import sys
+from odradek.infra.errors import Unreachable
+from odradek.infra.stack.ray_head import connect
+try:
+    connect(sys.argv[1], timeout_s=3)
+except Unreachable as error:
+    print(error)
+    sys.exit(7)
+"""
+
+
+def test_a_raylet_that_stands_still_is_an_error_and_not_the_end_of_the_process(data: Path) -> None:
+    """Of `ray.init` it is, with exit code 1 and a line from C++ (hence a process of its own)."""
+    with running(data, RayHead(data)) as stack:
+        raylets = [one.pid for one in processes.marked(f"{stack_id(data)}/ray") if _is_raylet(one.pid)]
+        assert raylets
+        for pid in raylets:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            command = [sys.executable, "-c", JOIN, stack.address("ray")]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        finally:
+            for pid in raylets:
+                os.kill(pid, signal.SIGCONT)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("ray: its raylet at 127.0.0.1:") and "gives no answer within 3 s" in done.stdout
+
+
+def _is_raylet(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet")
