@@ -178,8 +178,6 @@ def export(context: Context, form: str, out: Path, overwrite: bool, tokenizer: P
     from odradek.infra.cluster.policy import policy_dir
 
     decode = _decoder(tokenizer or policy_dir(context.config) / TOKENIZER_FILE)
-    if "production" in wanted.origins:
-        note(data_dir(context.config), out, form)
     report = run(context, "exporting", lambda tell: _export(context, form, out, wanted, decode, tell))
     left_out = dict(sorted(report.left_out.items()))
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
@@ -195,6 +193,8 @@ async def _export(context: Context, form: str, out: Path, wanted: Filter, decode
     async with opened_log(context) as event_log:
         described = msgspec.json.encode(describe(wanted), order="deterministic")
         with JsonlWriter(out) if form == "jsonl" else ParquetWriter(out, described) as writer:
+            if "production" in wanted.origins:  # there is a file, and nothing in it yet
+                note(data_dir(context.config), out, form)
             return await write(event_log, wanted, decode, writer, tell)
 
 

@@ -13,6 +13,7 @@ import pytest
 from support.cli import Cli
 from support.small_log import LANE, SmallLog, write_small_log
 
+from odradek.infra.cli.exports import noted
 from odradek.streams.admin import ensure_topics
 from odradek.streams.config import KafkaConfig
 from odradek.streams.events.batches import BatchAssembled
@@ -109,6 +110,16 @@ def test_an_existing_file_is_kept_unless_told_otherwise(cli: Cli, tmp_path: Path
     assert cli("replay", "export", "--format", "jsonl", "--out", out, "--overwrite").code == 0
     assert out.read_text().startswith("{")
     assert cli("replay", "export", "--format", "jsonl", "--out", tmp_path / "no" / "out").code == 2
+
+
+def test_a_file_that_could_not_be_made_is_none_that_an_erasure_looks_for(cli: Cli, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for form in ("jsonl", "parquet"):
+        (tmp_path / f".never.{form}.partial").mkdir()  # what is to be written first can't be
+        wanted = ("replay", "export", "--format", form, "--out")
+        assert cli(*wanted, tmp_path / f"never.{form}", "--data", data).code == 3
+        assert cli(*wanted, tmp_path / f"made.{form}", "--data", data).code == 0
+    assert [Path(one.path).name for one in noted(data)] == ["made.jsonl", "made.parquet"]
 
 
 def test_a_batch_that_is_not_what_was_recorded_is_named_by_its_leaf(cli: Cli, config: KafkaConfig) -> None:
